@@ -156,12 +156,12 @@ class PeerAnswers:
         with contextlib.suppress(wire.WireError):
             while (frame := decoder.next()) is not None:
                 if frame.kind == wire.ANSWER:
-                    answer = wire.answer_in(frame.body)
+                    answer = wire.parse_answer(frame.body)
                     wire.fault_in_answer(answer, [10, 20, 20])
                 elif frame.kind == wire.BEAT:
-                    wire.beat_in(frame.body)
+                    wire.parse_beat(frame.body)
                 elif frame.kind == wire.STATUS:
-                    wire.status_in(frame.body)
+                    wire.parse_status(frame.body)
         facts.decoded(mutated(random, self._gossip))
 
 
@@ -195,7 +195,7 @@ class NodeSocket:
                 pass
         with self._connected() as sock:
             sock.sendall(packed(ListRuns()))
-            assert isinstance(node_messages.receive_answered(sock), Acknowledged)
+            assert isinstance(node_messages.receive_answer(sock), Acknowledged)
 
     def _connected(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -14,7 +14,8 @@ from penstock.cli.cluster_page import page_of
 from penstock.cli.screen import plain
 from penstock.engine.node.survey import NodeTraffic, NodeView, RunView
 from penstock.engine.peers.base import Address, Shelves
-from penstock.engine.peers.local import ListedRun, RunMember, write_run_file
+from penstock.engine.peers.node_messages import ListedRun, RunMember
+from penstock.engine.peers.run_files import write_run_file
 from penstock.engine.peers.server import PeerServer
 from penstock.engine.peers.status import (
     LinkStatus,

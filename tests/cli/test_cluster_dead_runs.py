@@ -15,8 +15,8 @@ import pytest
 from penstock.engine.node.grants import DatasetKey
 from penstock.engine.node.runs import ServedRuns
 from penstock.engine.peers.base import Address, Shelves
-from penstock.engine.peers.local import RegisterRun, RunMember, write_run_file
-from penstock.engine.peers.run_files import read_run_files
+from penstock.engine.peers.node_messages import RegisterRun, RunMember
+from penstock.engine.peers.run_files import read_run_files, write_run_file
 from penstock.engine.peers.server import PeerServer
 from penstock.engine.peers.status import NodeStatus, RunStatus, as_dict
 
@@ -25,7 +25,8 @@ DEAD, LIVE, SECRET = b"d" * 16, b"l" * 16, b"s" * 32
 
 RANK = """
 import sys
-from penstock.engine.peers.local import RunMember, write_run_file
+from penstock.engine.peers.node_messages import RunMember
+from penstock.engine.peers.run_files import write_run_file
 member = RunMember(name="n", host="h", node=0, addresses=(("127.0.0.1", int(sys.argv[2])),))
 write_run_file(run_id=sys.argv[1].encode(), secret=b"s" * 32, members=[member])
 print("written", flush=True)

@@ -103,7 +103,7 @@ def test_a_tier_never_becomes_larger_than_it_was_to(
     monkeypatch.setattr(tier_module, "_ROUNDED_BYTES", 0)
     with open_tiers([Disk(tmp_path, 8 * SPAN)], SHAPE, placed=False) as tiers:
         units = placed(tiers, *range(8))
-        files = tiers.tiers[0]._files  # as if there were no holes to count on
+        files = tiers.tiers[0].files  # as if there were no holes to count on
         files.write_header(replace(files.header, promised_bytes=0))
         tiers.tiers[0].capacity_bytes = 5 * UNIT
         assert fill(tiers, units) == units[:5]

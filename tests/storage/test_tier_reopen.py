@@ -350,6 +350,6 @@ def test_someone_who_is_stuck_while_opening_costs_the_tier_and_not_the_run(
     monkeypatch.setattr(process_wait, "IDLE_S_MAX", 0.05)
     with caplog.at_level(logging.WARNING), open_tiers([wish], SHAPE) as tiers:
         assert tiers.tiers == ()
-    assert f"process {started[0]}, which opens or closes it and does not get on" in caplog.text
+    assert f"process {started[0]}, which opens or closes it and makes no progress" in caplog.text
     os.close(writing)
     wait_for(started)

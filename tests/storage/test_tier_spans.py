@@ -223,7 +223,7 @@ def test_kill_while_placing_holds_up_nobody(
         monkeypatch.setattr(process_wait, "IDLE_S_MAX", 0.0)
         tiers.place(SPAN, spans_with(0, 1))
         assert fill(tiers) == [0, 1, 2, 3]
-        assert tiers.tiers[0]._files.read_header().promised_bytes == 2 * SPAN
+        assert tiers.tiers[0].files.read_header().promised_bytes == 2 * SPAN
 
 
 def test_kill_while_dropping_leaves_nothing_that_counts_as_there(

@@ -17,7 +17,7 @@ from penstock.cli.screen import Screen, can_move_cursor, print_json
 from penstock.engine.node.options import address_of
 from penstock.engine.node.survey import RunsFound, RunSurvey, RunView, found_here
 from penstock.engine.peers.base import Address
-from penstock.engine.peers.local import ListedRun, RunsListed
+from penstock.engine.peers.node_messages import ListedRun, RunsListed
 from penstock.engine.peers.run_files import runs_folder
 from penstock.errors import OptionError
 

@@ -31,8 +31,8 @@ from penstock.trace import Flag, Kind
 from penstock.world import World
 
 if TYPE_CHECKING:
+    from penstock.engine.peers.client import PeerClient
     from penstock.engine.peers.status import RunStatus
-    from penstock.engine.peers.transport import AskingSide
     from penstock.engine.serving import HomeFill, TierServer
     from penstock.engine.shared_members import SharedMembers
     from penstock.flow.layout.homes import Homes
@@ -54,7 +54,7 @@ _log = logging.getLogger("penstock.loader")
 class ClusterConnections:
     """The parts of a cluster that have threads and files, and how to close them."""
 
-    client: AskingSide
+    client: PeerClient
     home_fill: HomeFill
     serving: TierServer | None
     """The server of the tiers here; None but in the first process of a node."""

@@ -18,19 +18,14 @@ import numpy as np
 
 from penstock.engine.cluster import Cluster, ClusterConnections
 from penstock.engine.local_tiers import LocalTiers
+from penstock.engine.peers.client import PeerClient
 from penstock.engine.peers.join import Joined, join, leave, wait_for_all
-from penstock.engine.peers.local import (
-    LocalNode,
-    TiersOpened,
-    WishedTier,
-    remove_run_file,
-    shelf_name,
-    write_run_file,
-)
+from penstock.engine.peers.local import LocalNode, shelf_name
 from penstock.engine.peers.members import Member
+from penstock.engine.peers.node_messages import TiersOpened, WishedTier
 from penstock.engine.peers.rendezvous import Rendezvous
-from penstock.engine.peers.tls import client_context, server_context
-from penstock.engine.peers.transport import TcpTransport, Transport
+from penstock.engine.peers.run_files import remove_run_file, write_run_file
+from penstock.engine.peers.tls import client_context
 from penstock.engine.serving import (
     HomeFill,
     LocalTierServer,
@@ -162,9 +157,7 @@ def _serving(
     """Return the server of this node: the node service, or one in this process."""
     if grant.node is not None and grant.opened is not None:
         return NodeTierServer(grant.node, grant.opened, local_tiers.name, home_fill)
-    return LocalTierServer(
-        local_tiers, home_fill, local_tiers.tiers.identity, _transport(), recorder
-    )
+    return LocalTierServer(local_tiers, home_fill, local_tiers.tiers.identity, recorder)
 
 
 def _member(node: int, local_tiers: LocalTiers, serving: TierServer) -> Member:
@@ -189,8 +182,12 @@ def _cluster(
 ) -> Cluster:
     voice = joined.world.local_rank
     shared_members = SharedMembers(joined.members, joined.mine.name, voice=voice)
-    client = _transport().client(
-        name=joined.mine.name, run_id=joined.run_id, secret=joined.secret, gossip=shared_members
+    client = PeerClient(
+        name=joined.mine.name,
+        run_id=joined.run_id,
+        secret=joined.secret,
+        gossip=shared_members,
+        tls=client_context(),
     )
     nodes = [HomeNode(name=m.name, capacity_bytes=m.capacity_bytes) for m in joined.members]
     closing: tuple[Callable[[], None], ...] = ()
@@ -230,7 +227,3 @@ def _written(joined: Joined, local_tiers: LocalTiers) -> list[Callable[[], None]
         _log.info("`penstock cluster` will not find this run: %s", error)
         return []
     return [partial(remove_run_file, path)]
-
-
-def _transport() -> Transport:
-    return TcpTransport(server_tls=server_context(), client_tls=client_context())

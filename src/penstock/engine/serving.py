@@ -16,11 +16,13 @@ from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.peers.addresses import addresses_here
 from penstock.engine.peers.base import Address, Shelves
 from penstock.engine.peers.join import Joined
-from penstock.engine.peers.local import LocalNode, RunMember, TiersOpened
+from penstock.engine.peers.local import LocalNode
 from penstock.engine.peers.members import Member
+from penstock.engine.peers.node_messages import RunMember, TiersOpened
+from penstock.engine.peers.server import PeerServer
 from penstock.engine.peers.shelf import TierShelf
 from penstock.engine.peers.status import NodeStatus, RunStatus, TierStatus, as_dict
-from penstock.engine.peers.transport import Transport
+from penstock.engine.peers.tls import server_context
 from penstock.engine.shared_members import SharedMembers
 from penstock.trace import Kind, Recorder
 
@@ -106,7 +108,6 @@ class LocalTierServer:
         local_tiers: LocalTiers,
         home_fill: HomeFill,
         name: str,
-        transport: Transport,
         recorder: Recorder | None = None,
     ) -> None:
         self.name = name
@@ -120,12 +121,13 @@ class LocalTierServer:
         self.status: Callable[[], RunStatus] = RunStatus
         self._began_s = time.monotonic()
         self.gossip = DeferredGossip()
-        self._server = transport.server(
+        self._server = PeerServer(
             name=name,
             shelves=self._shelves,
             secrets=self._secrets.get,
             bind=addresses_here(port=0),
             gossip=self.gossip,
+            tls=server_context(),
             status=self._status,
         )
         self._server.start()

@@ -1,9 +1,9 @@
 """Storage: where bytes live.
 
 A `Store` maps keys to immutable bytes (`base`): memory, a folder, or a remote object store.
-`locate` turns what a user writes into objects, `retry` asks again, `coalesce` merges near ranges,
-`pool` reads many at once. What the bytes mean is `dataset`'s business; when they are read is
-`loader`'s.
+`locate` turns a URI or a pattern into objects, `retry` repeats failed calls, `coalesce` merges near
+ranges, and `pool` reads many ranges at once. A `Tier` caches units of a data set on this node
+(`tier`). What the bytes mean is `dataset`'s business; when they are read is `loader`'s.
 """
 
 from typing import TYPE_CHECKING

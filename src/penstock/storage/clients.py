@@ -1,9 +1,9 @@
 """obstore clients: made on first use, shared by equal stores, never used across a fork.
 
-obstore runs its network on threads of its own runtime. A forked child inherits the runtime without
-its threads, so any call there would wait for ever. Therefore a child that was forked after obstore
-was loaded is *cut off*: it reads through a relay process of its own (see `relayed`). This module
-knows whether we are cut off, and is the only one that imports obstore.
+obstore does its network I/O in threads of its own runtime. A forked child inherits the runtime
+without its threads, so any call there would block for ever. A process that was forked after obstore
+was loaded is therefore *cut off*: it reads through a relay process of its own (see `relayed`). This
+module knows whether the process is cut off.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "http", "https")
 _CONNECT_TIMEOUT_S_MAX = 10.0
 IDLE_MAX, IDLE_S = 64, 20.0
-"""Connections to one store that are kept without a request, and for how long. As many as a rank may
-have requests in flight: with 16, one request in twenty opens a new one, which costs 13 % more CPU
-without TLS. Not for long: they hold sockets in the store, and one that a router has forgotten
-meanwhile costs a time-out."""
+"""Idle connections to one store that are kept open, and for how long. As many as a rank may have
+requests in flight: with 16, one request in twenty opens a connection, which costs 13 %
+more CPU even without TLS. The time is short because they take sockets of the store, and because a
+router may forget an idle connection, which then costs a time-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,13 @@ class StoreClient:
     credentials: str
     """Never holds a secret."""
     keys: AwsSettings | None = field(default=None, repr=False)
-    """What was read from options, environment and files; None where the client finds its own."""
+    """The keys from options, environment or files; None: the client finds its own."""
 
 
 _Address = tuple[str, str, StoreOptions]
 _clients: dict[_Address, StoreClient] = {}
 _lock = threading.Lock()
+"""Held while a client is made, so that equal stores share one. Lookups do without it."""
 _is_cut_off = False
 
 
@@ -70,15 +71,15 @@ def client_of(place: ParsedUri, options: StoreOptions) -> StoreClient:
 
 
 def renewed(place: ParsedUri, options: StoreOptions, expired: StoreClient) -> bool:
-    """Return whether other credentials than the expired ones are there now, and use them.
+    """Replace a client with expired credentials; return whether there are new ones.
 
-    Long runs outlive their keys: whoever renews them writes them into the profile's file. Keys that
-    the client finds itself (roles) it renews itself.
+    A run may outlive its keys: new keys are then written into the profile's file. The client itself
+    renews keys that it has found by itself (roles).
     """
     with _lock:
         address = (place.scheme, place.container, options)
         if _clients.get(address) is not expired:
-            return True  # Another thread was here before.
+            return True  # Another thread has replaced it already.
         if expired.keys is None or aws_settings(options, os.environ) == expired.keys:
             return False
         _clients[address] = _make(place, options)
@@ -86,16 +87,16 @@ def renewed(place: ParsedUri, options: StoreOptions, expired: StoreClient) -> bo
 
 
 def forget_client(place: ParsedUri, options: StoreOptions) -> None:
-    """Let go of a container's client."""
+    """Drop the client of a container."""
     _clients.pop((place.scheme, place.container, options), None)
 
 
 def _after_fork_in_child() -> None:
     global _is_cut_off, _clients, _lock
-    # Loaded counts as started: other code of the process may have called obstore too.
+    # Loaded counts as started: other code in the process may have called obstore.
     _is_cut_off = _is_cut_off or "obstore" in sys.modules
     if _is_cut_off:
-        # Dropping the parent's clients would run their destructors on a runtime without threads.
+        # Never destroyed: the destructors would wait for the runtime, which has no threads here.
         _abandoned.append(_clients)
     _clients, _lock = {}, threading.Lock()
 
@@ -119,7 +120,8 @@ def _make(place: ParsedUri, options: StoreOptions) -> StoreClient:
 
 def _settings(options: StoreOptions, *, is_http: bool) -> dict[str, Any]:
     client_options: ClientConfig = {
-        # `timeout` covers a whole request however long the object: silence is what we bound.
+        # `timeout` covers a whole request, which is long for a large object; `read_timeout` bounds
+        # the silence within it.
         "timeout": timedelta(seconds=options.deadline_s),
         "read_timeout": timedelta(seconds=options.timeout_s),
         "connect_timeout": timedelta(seconds=min(options.timeout_s, _CONNECT_TIMEOUT_S_MAX)),
@@ -127,7 +129,7 @@ def _settings(options: StoreOptions, *, is_http: bool) -> dict[str, Any]:
         "pool_idle_timeout": timedelta(seconds=IDLE_S),
         "allow_http": is_http,
     }
-    # Ours (`retry.Retrying`) is the only retry: it is counted, bounded and tested in virtual time.
+    # The only retries are ours (`RetryingStore`): counted, bounded, and tested in virtual time.
     retry_config: RetryConfig = {
         "max_retries": 0,
         "retry_timeout": timedelta(seconds=options.timeout_s),
@@ -136,7 +138,7 @@ def _settings(options: StoreOptions, *, is_http: bool) -> dict[str, Any]:
 
 
 class _Keys:
-    """Answers the client's question for credentials, always with the same ones."""
+    """Gives the client the same credentials each time it asks."""
 
     def __init__(self, aws: AwsSettings) -> None:
         self._answer: dict[str, str | None] = {
@@ -158,10 +160,10 @@ def _s3(place: ParsedUri, options: StoreOptions) -> StoreClient:
     config: dict[str, Any] = {"region": aws.region, "skip_signature": options.anonymous}
     provider: dict[str, Any] = {}
     if aws.access_key:
-        # A provider and not settings: beside those the client would still send the environment's
+        # A provider instead of settings: with settings the client would also send the environment's
         # AWS_SESSION_TOKEN, which belongs to another key.
         provider["credential_provider"] = _Keys(aws)
-    # A dot in the bucket's name would not match the certificate of `*.s3.amazonaws.com`.
+    # A bucket's name with a dot does not match the certificate of `*.s3.amazonaws.com`.
     is_path_style = options.path_style
     if is_path_style is None:
         is_path_style = aws.endpoint is not None or "." in place.container
@@ -170,7 +172,7 @@ def _s3(place: ParsedUri, options: StoreOptions) -> StoreClient:
         scheme, _, host = aws.endpoint.rstrip("/").partition("://")
         prefix = "" if is_path_style else f"{place.container}."
         config["endpoint"] = f"{scheme}://{prefix}{host}"
-        if "AWS_ENDPOINT_URL_S3" in os.environ:  # the client would let it win over the options
+        if "AWS_ENDPOINT_URL_S3" in os.environ:  # else it would win over the options
             config["aws_endpoint_url_s3"] = config["endpoint"]
     is_http = bool(aws.endpoint and aws.endpoint.startswith("http://"))
     store = S3Store(

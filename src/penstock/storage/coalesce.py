@@ -1,7 +1,7 @@
-"""Near byte ranges of one object made into fewer, larger ones.
+"""Merges near byte ranges of one object into fewer, larger ones.
 
-A request costs about as much as a megabyte of transfer, so reading a small gap is cheaper than
-asking twice. Pure: offsets and lengths in, offsets and lengths out; no samples in sight.
+A request costs about as much as a megabyte of transfer, so reading a small gap is cheaper than a
+second request. Pure: it knows offsets and lengths, and nothing of samples.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def merge_ranges(
 def _firsts(starts: Int64s, reached: Int64s, gap_bytes_max: int, length_bytes_max: int) -> Int64s:
     """Return the positions, in sorted order, where a merged range begins.
 
-    Gaps cut first, at once for all. Runs that are too long are then cut greedily from the left; a
-    loop over the results, not over the wanted ranges. A new range starts where the end reached so
-    far exceeds the bound, so everything before it ends earlier and `reached` is right within it
-    too.
+    The first cuts are at gaps, for all ranges at once. Runs that are still too long are then cut
+    greedily from the left, in a loop over merged ranges, not over wanted ones. A new range starts
+    where the end reached so far exceeds the bound. All ranges before it end earlier, so `reached`
+    is also right inside the new range.
     """
     cuts = np.flatnonzero(starts[1:] - reached[:-1] > gap_bytes_max) + 1
     runs = np.concatenate(([0], cuts, [starts.size]))

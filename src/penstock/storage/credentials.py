@@ -1,9 +1,9 @@
-"""Where AWS credentials and settings come from, in the order everybody expects.
+"""AWS credentials and settings, from the usual sources in their usual order.
 
-Options, then environment, then the files of the `aws` command; what is found nowhere is left to
-the client's own chain (web identity, container, instance metadata). A profile named in the options
-goes before the environment, since it was asked for last. `kind` says which of them it was, for
-error messages; it never holds a secret.
+First options, then the environment, then the files of the `aws` command. If none of them has keys,
+the client uses its own chain (web identity, container, instance metadata). A profile that the
+options name wins over the environment, since it is the more specific choice. `kind` names the
+source for error messages and never holds a secret.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from penstock.storage.options import StoreOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsSettings:
-    """What is needed to talk to S3."""
+    """The settings of an S3 client."""
 
     kind: str
-    """Which credentials these are, in words."""
+    """The source of the credentials, in words."""
     access_key: str | None = None
-    """None: leave it to the client's own chain."""
+    """None: the client uses its own chain."""
     secret_key: str | None = field(default=None, repr=False)
-    """The secret beside it."""
+    """The secret that belongs to it."""
     session_token: str | None = field(default=None, repr=False)
     """The third part of temporary credentials."""
     region: str = "us-east-1"
-    """Where requests are signed for."""
+    """The region that requests are signed for."""
     endpoint: str | None = None
     """None: AWS itself."""
 
 
 def aws_settings(options: StoreOptions, environment: Mapping[str, str]) -> AwsSettings:
-    """Return what options, environment and files say together."""
+    """Return the settings from options, environment and files."""
     name = options.profile or environment.get("AWS_PROFILE") or "default"
     profile = _profile(name, environment)
     if options.profile and not profile:
@@ -109,7 +109,7 @@ def _keys(
 
 
 def _shown(key_id: str) -> str:
-    """Return enough of a key id to recognise it; ids are no secrets, but logs are long-lived."""
+    """Return the beginning of a key id; an id is no secret, but logs live long."""
     return f"{key_id[:4]}…"
 
 

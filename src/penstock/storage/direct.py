@@ -1,9 +1,9 @@
-"""Remote objects through obstore, in a process that may use it."""
+"""Remote objects through obstore, in a process that is not cut off (see `clients`)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ _PARTS_AT_ONCE = 4
 
 
 class DirectObjects:
-    """The objects below one place. Keys are checked by the caller."""
+    """The objects below one place. The caller checks the keys."""
 
     def __init__(self, place: ParsedUri, options: StoreOptions) -> None:
         assert not place.path or place.path.endswith("/")
@@ -43,7 +43,7 @@ class DirectObjects:
 
     @contextlib.contextmanager
     def _asking(self, key: str) -> Iterator[StoreClient]:
-        """Give the client, and turn its errors into ours."""
+        """Yield the client, and translate its errors into ours."""
         client = client_of(self._place, self._options)
         try:
             yield client
@@ -64,29 +64,29 @@ class DirectObjects:
                     f"{asked.uri}: {asked.credentials} had expired, there are new ones; ask again",
                     uri=asked.uri,
                 ) from error
-            # The client's own text repeats all of this in forty lines; it stays as the context.
+            # The client's own text, forty lines long, stays as the cause.
             raise translated(error, asked) from error
 
     def info(self, key: str) -> ObjectInfo:
-        """Ask for an object's marks."""
+        """Request the marks of an object."""
         import obstore
 
         with self._asking(key) as client:
             return _info(key, obstore.head(client.store, self._place.path + key))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Ask for all pages and sort them: not every server keeps the order S3 promises."""
+        """Request all pages and sort them: not every server lists in the order that S3 promises."""
         found = [info for page in self._pages(prefix) for info in page]
         return iter(sorted(found, key=lambda info: info.key))
 
-    def peek(self, prefix: str = "") -> tuple[str, ...]:
-        """Return keys of the first page only: enough for a hint, and one request."""
-        return tuple(info.key for info in next(self._pages(prefix), ()))
+    def peek(self, prefix: str = "") -> Sequence[ObjectInfo]:
+        """Return the first page: one request, and enough for a hint."""
+        return next(self._pages(prefix), ())
 
     def _pages(self, prefix: str) -> Iterator[tuple[ObjectInfo, ...]]:
         import obstore
 
-        # obstore lists below whole parts of a name, so the last part is compared here.
+        # obstore lists below a folder, so the part of the prefix behind it is compared here.
         full = self._place.path + prefix
         folder = full.rpartition("/")[0]
         with self._asking(prefix) as client:
@@ -98,7 +98,7 @@ class DirectObjects:
                 )
 
     def read(self, key: str) -> memoryview:
-        """Ask for a whole object."""
+        """Request a whole object."""
         import obstore
 
         with self._asking(key) as client:
@@ -110,16 +110,16 @@ class DirectObjects:
         return data
 
     def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
-        """Ask for a range of an object, and make sure that all of it came from that object."""
+        """Request a range of an object, and check that all of it came from that object."""
         if length == 0:
             self._explain(info, offset, 0, self.info(info.key))
             return memoryview(b"")
         try:
             return self._range(info, offset, length)
         except (RangeError, ExistsError):
-            # 416 or 412: the object's marks tell what has happened.
+            # 416 or 412: the object's present marks show why.
             self._explain(info, offset, length, self.info(info.key))
-        # The server refuses its own etag. The answer's is compared in any case.
+        # The marks match, so the server refuses its own etag: the etag of the answer is compared.
         return self._range(replace(info, etag=""), offset, length)
 
     def _range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
@@ -127,23 +127,23 @@ class DirectObjects:
 
         options: GetOptions = {"range": (offset, offset + length)}
         if info.etag and self._place.scheme == "s3":
-            # Elsewhere listings and answers may write one etag in two ways.
+            # Other stores may write the same etag differently in listings and in answers.
             options["if_match"] = info.etag
         with self._asking(info.key) as client:
             result = obstore.get(client.store, self._place.path + info.key, options=options)
-            # Before the body is received: it may be long, and of another object.
+            # Compared before the body is received: it may be long, and of another object.
             meta = result.meta
             if meta["size"] != info.size_bytes or meta["e_tag"] != info.etag:
                 self._explain(info, offset, length, _info(info.key, meta))
             data = memoryview(result.bytes())
         if data.nbytes != length:
-            # Servers cut a range at the object's end without a word.
+            # Servers silently cut a range at the end of the object.
             self._explain(info, offset, length, info)
             raise truncated_error(self._place.uri + info.key, data.nbytes, length)
         return data
 
     def _explain(self, info: ObjectInfo, offset: int, length: int, now: ObjectInfo) -> None:
-        """Raise the error of a range of an object that is another one now, or too short."""
+        """Raise an error if the object was replaced, or ends before the range does."""
         uri = self._place.uri + info.key
         if not info.allows(now):
             raise changed_error(uri, info, now)
@@ -151,11 +151,11 @@ class DirectObjects:
             raise range_error(uri, offset, length, now.size_bytes)
 
     def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
-        """Ask for a range and copy it."""
+        """Request a range and copy it."""
         target[:] = self.read_range(info, offset, target.nbytes)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
-        """Put an object; a conditional one goes up in one piece, others in parts when large."""
+        """Put an object: in one piece if conditional, in parts if large."""
         import obstore
 
         if self._place.scheme in ("http", "https"):
@@ -183,7 +183,7 @@ class DirectObjects:
             obstore.delete(client.store, self._place.path + key)
 
     def close(self) -> None:
-        """Let go of the client."""
+        """Drop the client."""
         forget_client(self._place, self._options)
 
 

@@ -1,7 +1,7 @@
-"""The client's errors in our words: what failed, which numbers, and the way out.
+"""Translates errors of the client into ours: what failed, the numbers, and the way out.
 
-obstore gives a class for a few statuses and otherwise one class whose text holds the status, the
-server's own error code and the kind of network failure. The text is read here and nowhere else.
+obstore has classes for a few statuses. All other errors have one class, and its text holds the
+status, the server's error code and the kind of network failure. Only this module parses that text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INSTANCE_SERVICES = (
     "metadata.google.internal",
     "169.254.169.254",
 )
-"""Where clients ask for the machine's own role when they have found no credentials elsewhere."""
+"""Where a client looks for the machine's own role, if it has found no other credentials."""
 ANONYMOUS = "no credentials (anonymous)"
 PLAIN_HTTP = "a request without credentials"
 _WITHOUT = {
@@ -37,19 +37,19 @@ _WITHOUT = {
     PLAIN_HTTP: "plain http sends none: use the store's own address (s3://, gs://, az://) with "
     "credentials, or ask for it to be made public",
 }
-"""The way out for those who sent no credentials, by how `FailedCall.credentials` names that."""
+"""The way out if no credentials were sent, by `FailedCall.credentials`."""
 _EXPIRED = (
     *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken"),
     "TokenRefreshRequired",
 )
-"""Codes for credentials that were good once; S3 sends them with 400, others with 401 or 403."""
+"""Codes for expired credentials; S3 sends them with 400, other stores with 401 or 403."""
 _TEXT_MAX = 200
 """Characters of the server's own words that a message quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedCall:
-    """What was asked of whom, for the message."""
+    """A call that failed, for the message."""
 
     uri: str
     """The object or prefix."""
@@ -58,7 +58,7 @@ class FailedCall:
     credentials: str
     """Which credentials were used, in words."""
     timeout_s: float
-    """How long silence was borne."""
+    """The longest silence that was allowed."""
     has_token: bool = False
     """Whether the credentials are those of a session."""
 
@@ -87,9 +87,10 @@ def translated(error: BaseException, call: FailedCall) -> Exception:
 
 
 def is_expired(error: BaseException, *, has_token: bool) -> bool:
-    """Return whether a client's error says that the session of its credentials is over.
+    """Return whether an error says that the session of the credentials has expired.
 
-    An answer to HEAD has no body and so no code. With a session's token, a bare 400 means this.
+    An answer to HEAD has no body, so it has no code: if there is a session token, a bare 400 means
+    this.
     """
     text = str(error)
     status, code = _status(text), _code(text)
@@ -122,7 +123,7 @@ def _of_status(error: BaseException, status: int, call: FailedCall) -> Exception
     if status == 416:
         return RangeError(f"{uri}: the range lies outside the object ({shown})", uri=uri)
     if status == 409 and code in ("ConditionalRequestConflict", "OperationAborted", "SlowDown"):
-        # This means "two at once, nobody has won yet": asking again settles it.
+        # Two writers at once, and neither has won yet: a retry decides it.
         return UnavailableError(f"{uri}: two writers at once ({shown}); ask again", uri=uri)
     if status in (409, 412):
         return ExistsError(f"{uri} exists already ({shown})", uri=uri)

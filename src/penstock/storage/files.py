@@ -1,9 +1,9 @@
-"""Open files of this process, kept for the next range of the same file.
+"""A cache of open files, for the next range of the same file.
 
-On network file systems an open costs a round trip and a `stat` usually does not, so a file stays
-open and a `stat` tells whether its name still means the same file (an inode cannot be used again
-while it is open, so the comparison is exact). The cache is bounded; a file that a thread still
-reads from is closed when that thread lets go of it.
+On network file systems `open` costs a round trip and `stat` usually does not. So files stay open,
+and `stat` tells whether a name still means the same file. The comparison is exact, because an inode
+number is not reused while the file is open. The cache is bounded; a file that leaves it while a
+thread reads from it is closed when the read ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILES_OPEN_MAX = min(256, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] /
 
 
 class OpenFile:
-    """A descriptor that closes itself with its last user."""
+    """A descriptor that is closed when its last user drops it."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = -1
@@ -39,7 +39,8 @@ class FileCache:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Start over, with a lock nobody holds."""
+        """Start again with an empty cache and a free lock."""
+        # Guards the mapping. Reads hold the `OpenFile` instead, which keeps its descriptor open.
         self._lock = threading.Lock()
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
 
@@ -47,14 +48,14 @@ class FileCache:
         return len(self._files)
 
     def open(self, path: str) -> OpenFile:
-        """Return the file that has this name now."""
+        """Return the file that has this name now, opened if it is not in the cache."""
         status = os.stat(path)  # noqa: PTH116 - a Path costs as much as the call
         with self._lock:
             file = self._files.get(path)
             if file is not None and file.identity == (status.st_dev, status.st_ino):
                 self._files.move_to_end(path)
                 return file
-        file = OpenFile(path)  # outside the lock: it may take a round trip
+        file = OpenFile(path)  # outside the lock, because it may take a round trip
         with self._lock:
             self._files[path] = file
             self._files.move_to_end(path)

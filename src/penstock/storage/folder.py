@@ -1,9 +1,9 @@
 """A folder as a store: keys are relative paths.
 
 Readers never see half an object. A writer fills a temporary file beside the target, flushes it to
-the disk and gives it its name in one step: `rename` where the object may be replaced, `link` where
-it must be new (the kernel lets exactly one of several links win). A writer killed half way leaves
-only a file whose name starts with `.penstock-tmp-`, which no listing shows.
+the disk, and gives it its name in one step: by `rename` if an object may be replaced, by `link` if
+it must be new (exactly one of several links succeeds). A writer that is killed leaves only a file
+whose name starts with `.penstock-tmp-`, which listings leave out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from penstock.storage.keys import TEMPORARY_PREFIX, checked_key
 from penstock.storage.ranges import changed_error, check_range, range_error
 
 _DEPTH_MAX = 64
-"""Folders below one another in a listing; more means that links lead in a circle."""
+"""Depth of folders in a listing; a greater depth means that links form a cycle."""
 
 
 class FolderStore:
     """The objects below one folder. The folder need not exist before the first write."""
+
+    source = "folder"
+    can_list = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._root = str(Path(path).expanduser().absolute())
@@ -49,18 +52,8 @@ class FolderStore:
         """Return the folder's path."""
         return self._root.rstrip("/") + "/"
 
-    @property
-    def source(self) -> str:
-        """Return "folder"."""
-        return "folder"
-
-    @property
-    def can_list(self) -> bool:
-        """Return True."""
-        return True
-
     def path_of(self, key: str) -> Path:
-        """Return where an object lies, for those who map files."""
+        """Return the path of an object, for callers that map files."""
         return Path(self._path(key))
 
     def _path(self, key: str) -> str:
@@ -124,7 +117,7 @@ class FolderStore:
         return target
 
     def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
-        """Let the kernel write a part of a file into `target`."""
+        """Read a part of a file straight into `target`."""
         check_range(offset, target.nbytes)
         path = self._path(info.key)
         try:  # not `store_error`: a context manager costs as much as reading 4 KiB
@@ -137,19 +130,19 @@ class FolderStore:
             raise translated(error, path) from error
 
     def open_file(self, key: str) -> OpenFile:
-        """Return an open file that its holder keeps, for many reads without looking it up again.
+        """Return an open file, for many reads without a lookup each.
 
-        Whoever copies bytes out of it calls `check` afterwards.
+        After each copy from it, the caller calls `check`.
         """
         path = self._path(key)
         with store_error(path):
             return OpenFile(path)
 
     def check(self, info: ObjectInfo, file: OpenFile) -> None:
-        """Raise `ChangedError` if an open file is not what was indexed.
+        """Raise `ChangedError` if an open file is not the indexed one.
 
-        Called *after* bytes were copied: a file that has the indexed time now had it all the while,
-        as far as its file system's clock can tell.
+        Called *after* bytes were copied: if the file has the indexed time now, it also had it while
+        it was read, as far as the clock of its file system can tell.
         """
         status = os.fstat(file.descriptor)
         if status.st_size != info.size_bytes or status.st_mtime_ns != info.mtime_ns:
@@ -158,7 +151,7 @@ class FolderStore:
                 raise changed_error(self.uri + info.key, info, now)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
-        """Write beside the target, flush, then give it its name in one step."""
+        """Write a file beside the target, flush it, then give it its name in one step."""
         path = self._path(key)
         folder = path.rpartition("/")[0]
         temporary = f"{folder}/{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
@@ -176,7 +169,7 @@ class FolderStore:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)  # noqa: PTH108
-            _flush_folder(folder)
+            _flush_folder(folder)  # the data is flushed already, now its name
         return ObjectInfo(key=key, size_bytes=size_bytes, mtime_ns=mtime_ns)
 
     def delete(self, key: str) -> None:
@@ -191,7 +184,7 @@ class FolderStore:
 
 
 def _sorted_entries(folder: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Return a folder's entries; names of folders end with `/`, so that keys come out sorted."""
+    """Return a folder's entries; a folder's name ends with `/`, so that keys are sorted."""
     entries: list[tuple[str, os.DirEntry[str]]] = []
     try:
         with os.scandir(folder) as found:
@@ -200,7 +193,7 @@ def _sorted_entries(folder: str) -> list[tuple[str, os.DirEntry[str]]]:
                     continue
                 entries.append((f"{entry.name}/" if entry.is_dir() else entry.name, entry))
     except (FileNotFoundError, NotADirectoryError):
-        return []  # as in an object store: below a name that nobody wrote there is nothing
+        return []  # as in an object store: nothing lies below a name that does not exist
     return sorted(entries, key=lambda item: item[0])
 
 
@@ -217,7 +210,7 @@ def _fill(file: OpenFile, path: str, offset: int, target: memoryview) -> None:
 
 
 def _write_through(path: str, data: Buffer) -> int:
-    """Write a new file and return its time once the disk has it."""
+    """Write a new file, flush it to the disk, and return its time."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         rest = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")

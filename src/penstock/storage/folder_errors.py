@@ -1,4 +1,4 @@
-"""The operating system's errors as sentences with a way out."""
+"""Translates errors of the operating system into ours, with a way out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.units import show_bytes
 
 @contextlib.contextmanager
 def store_error(path: str, *, needed_bytes: int = 0) -> Iterator[None]:
-    """Turn an `OSError` about `path` into ours."""
+    """Translate an `OSError` about `path` into our error."""
     try:
         yield
     except StoreError:
@@ -63,7 +63,7 @@ def translated(error: OSError, path: str, needed_bytes: int = 0) -> Exception:
 
 
 def _nearest(path: str) -> Path:
-    """Return the last part of a path that exists."""
+    """Return the longest part of a path that exists."""
     candidate = Path(path)
     while not candidate.exists() and candidate != candidate.parent:
         candidate = candidate.parent

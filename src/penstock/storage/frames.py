@@ -1,8 +1,8 @@
-"""What a cut-off process and its relay say to each other.
+"""The messages between a cut-off process and its relay.
 
-A frame is four bytes of length and a msgspec struct; raw bytes of the announced size may follow,
-and are received straight into their place. Both ends bound every length they read before they make
-room for it.
+A frame is four bytes of length and a msgspec struct. Raw bytes of the announced size may follow;
+they are received straight into their place. Both ends check each length against its bound before
+they allocate memory for it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.errors import UnreachableError
 from penstock.storage.base import ObjectInfo
+from penstock.storage.options import StoreOptions
 
 FRAME_BYTES_MAX = 4 * 2**20
 """Longest struct; a page of a listing is the largest of them."""
@@ -26,35 +27,14 @@ _PIECE_BYTES_MAX = 2**30
 Operation = Literal["info", "list", "peek", "read", "read_range", "write", "delete"]
 
 
-class RelayedObject(msgspec.Struct, frozen=True, array_like=True):
-    """An `ObjectInfo` on the wire."""
-
-    key: str
-    size_bytes: int
-    etag: str
-    mtime_ns: int
-
-
-def object_of(info: ObjectInfo) -> RelayedObject:
-    """Return an `ObjectInfo` as it travels."""
-    return RelayedObject(info.key, info.size_bytes, info.etag, info.mtime_ns)
-
-
-def info_of(found: RelayedObject) -> ObjectInfo:
-    """Return what has travelled."""
-    return ObjectInfo(
-        key=found.key, size_bytes=found.size_bytes, etag=found.etag, mtime_ns=found.mtime_ns
-    )
-
-
 class RelayRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call of a store. The options are a plain dictionary of `StoreOptions`."""
+    """One call of a store."""
 
     operation: Operation
     uri: str
-    options: dict[str, str | float | bool | None]
+    options: StoreOptions
     key: str
-    wanted: RelayedObject | None = None
+    wanted: ObjectInfo | None = None
     """The object of which a range is read, as it was indexed."""
     offset: int = 0
     length: int = 0
@@ -63,10 +43,9 @@ class RelayRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class RelayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of it. A listing is answered in several frames; all but the last say `has_more`."""
+    """The result. A listing takes several frames; all but the last have `has_more`."""
 
-    objects: list[RelayedObject] = []
-    keys: list[str] = []
+    objects: list[ObjectInfo] = []
     payload_bytes: int = 0
     has_more: bool = False
     error_class: str = ""
@@ -74,8 +53,8 @@ class RelayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error_uri: str = ""
 
 
-# Made once, by the thread that imports this: a type that several threads decode for the first time
-# at once has ended forked children with SIGSEGV.
+# Prepares the types in one thread: forked children have died with SIGSEGV when several threads
+# decoded a type for the first time at once.
 _requests = msgspec.msgpack.Decoder(RelayRequest)
 _answers = msgspec.msgpack.Decoder(RelayAnswer)
 

@@ -1,9 +1,9 @@
-"""What a name from outside may look like, checked in one place.
+"""Checks of names that come from outside.
 
-A key is a relative name: parts joined by `/`, none of them empty, `.` or `..`. That is the part of
-every store's naming on which all of them agree, so a data set can move between stores. Every store
-checks the keys that it is given, whoever made them. Files that an index names by their content are
-named by a hash of 32 hex digits and by nothing else, so such a name never leads out of a folder.
+A key is a relative name: parts joined by `/`, none of them empty, `.` or `..`. All stores allow
+such names, so a data set can move between stores. Every store checks each key that it is given,
+whoever made it. Files that are named by their content have a hash of 32 hex digits as their name,
+so such a name can never lead out of its folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from penstock.errors import OptionError
 
 TEMPORARY_PREFIX = ".penstock-tmp-"
-"""How half-written files are named; listings never show such names and nobody may write one."""
+"""Begins the names of half-written files; listings leave them out and users cannot write them."""
 
 KEY_BYTES_MAX = 1024
 """The shortest limit of the object stores we know (S3)."""
@@ -33,7 +33,7 @@ def is_hash(name: str) -> bool:
 
 
 def checked_hash(name: str) -> str:
-    """Return the name of a file that is named by its hash, or raise `OptionError`."""
+    """Return a name that is a hash, or raise `OptionError`."""
     if not is_hash(name):
         raise OptionError(f"{name[:80]!r} is not the name of a part: that has 32 hex digits")
     return name
@@ -41,7 +41,7 @@ def checked_hash(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def checked_key(key: str) -> str:
-    """Return the key, or raise `OptionError` when it is none.
+    """Return the key, or raise `OptionError` if it is not valid.
 
     >>> checked_key("train/shard 0001.tar")
     'train/shard 0001.tar'
@@ -63,10 +63,9 @@ def checked_key(key: str) -> str:
 
 
 def is_hidden(key: str) -> bool:
-    """Return whether a listing for users leaves this key out.
+    """Return whether a listing of data leaves this key out.
 
-    Names with a leading dot (also ours, `.penstock/`) and the `_SUCCESS` marks of Spark are not
-    data.
+    Names with a leading dot (also our `.penstock/`) and Spark's `_SUCCESS` marks are not data.
 
     >>> is_hidden("a/.penstock/index"), is_hidden("a/_SUCCESS"), is_hidden("a/b.tar")
     (True, True, False)

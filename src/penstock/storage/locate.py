@@ -1,23 +1,24 @@
-"""From what the user writes to objects in a store.
+"""Finds the objects that a user names: a folder, prefix, object, glob, braces, or a list of these.
 
-A folder, a prefix, one object, a glob, braces, or a list of these: each is turned into a *find* (a
-base place and keys below it), and finds of one container are joined under their common folder.
-Hidden names are left out of listings, but an object that is named in full is taken as it is.
+Each name becomes a `_LocationSearch`, a base place and the objects found below it. The searches of
+one container are then joined under their common folder. Listings leave hidden names out, but a
+hidden object can be named in full.
 """
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.errors import NotFoundError, OptionError
+from penstock.errors import NotFoundError, OptionError, PenstockError
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
 from penstock.storage.keys import is_hidden
 from penstock.storage.memory import MemoryStore
-from penstock.storage.nearby import near_names
 from penstock.storage.options import StoreOptions
 from penstock.storage.patterns import (
     EVERYTHING,
@@ -32,7 +33,11 @@ from penstock.storage.retry import RetryingStore, RetryPolicy
 from penstock.storage.uris import ParsedUri, split_uri
 
 _CHECKS_AT_ONCE = 16
-"""Requests at once when objects are named one by one."""
+"""Requests at once if objects are named one by one."""
+_NAMES_MAX = 2000
+"""Names that are compared with one that does not exist."""
+_HINTS_MAX = 3
+"""Names that the message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,8 @@ class Located:
     objects: list[ObjectInfo]
     """Sorted by key unless the user gave an order (braces, list)."""
     names: tuple[str, ...]
-    """What was asked for, whole and in order: `object:`, `folder:` or `glob:` and a name below the
-    root. Relative to it, so that a copy of the folder is asked for by the same names."""
+    """What the user named, in order: `object:`, `folder:` or `glob:` and a name below the root.
+    Relative to the root, so that a copy of the folder has the same names."""
 
     @property
     def is_everything(self) -> bool:
@@ -62,11 +67,11 @@ class _LocationSearch:
     kind: str
     """One of `object`, `folder`, `glob`."""
     name: str
-    """What was looked for, relative to the base."""
+    """What the user named, relative to the base."""
 
 
 def open_store(uri: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
-    """Return the store rooted at a folder, bucket, prefix or address; nothing is opened yet."""
+    """Return the store whose root is a folder, bucket, prefix or address; opens nothing yet."""
     return _store_at(split_uri(os.fspath(uri)), options or StoreOptions())
 
 
@@ -100,7 +105,7 @@ def resolve(
 
 
 def _texts(uri: object) -> list[str]:
-    """Return the items that the user gave, or say what they should have been."""
+    """Return the names that the user gave; raise an error for values that are no names."""
     is_one = isinstance(uri, str | bytes | os.PathLike) or not isinstance(uri, Iterable)
     items: list[Any] = [uri] if is_one else list(uri)  # type: ignore[call-overload]
     if not items:
@@ -115,7 +120,7 @@ def _texts(uri: object) -> list[str]:
 
 
 def _finds(texts: list[str], options: StoreOptions) -> list[_LocationSearch]:
-    """Return a find for each item; many single names are checked in parallel."""
+    """Return a search for each name; several names are looked up in parallel."""
     names = [name for text in texts for name in _expanded(text)]
     if len(names) == 1:
         return [_find(names[0], options)]
@@ -211,10 +216,32 @@ def _missing(place: ParsedUri, options: StoreOptions) -> NotFoundError:
         return NotFoundError(
             f"{place.uri} {what}; put data there, or check the name", uri=place.uri
         )
-    near = near_names(place, lambda root: _store_at(root, options))
+    near = _near_names(place, lambda root: _store_at(root, options))
     hint = f"; near it there is {', '.join(near)}" if near else "; check the name"
     what = "no object matches" if has_glob(place.path) else "there is no object and no folder"
     return NotFoundError(f"{what} {place.uri}{hint}", uri=place.uri)
+
+
+def _near_names(place: ParsedUri, store_at: Callable[[ParsedUri], Store]) -> list[str]:
+    """Return existing names beside a missing one, best first; costs one request at most."""
+    path = place.path.rstrip("/")
+    folder, _, wanted = path.rpartition("/")
+    below = f"{folder}/" if folder or place.scheme == "file" else ""
+    base = replace(place, path="" if place.scheme == "memory" else below)
+    try:
+        names = _names(store_at(base), below if place.scheme == "memory" else "")
+    except PenstockError:
+        return []  # the caller is about to raise a better error; the hint is optional
+    close = difflib.get_close_matches(wanted, names, _HINTS_MAX, cutoff=0.5)
+    return [f"{base.uri}{name}" for name in close]
+
+
+def _names(store: Store, prefix: str) -> list[str]:
+    """Return the first parts of keys below a prefix, each once."""
+    inner = store.inner if isinstance(store, RetryingStore) else store
+    listed = inner.peek(prefix) if isinstance(inner, RemoteStore) else inner.list(prefix)
+    keys = [info.key[len(prefix) :] for info in itertools.islice(listed, _NAMES_MAX)]
+    return list(dict.fromkeys(key.partition("/")[0] for key in keys))
 
 
 def _common_base(finds: list[_LocationSearch]) -> ParsedUri:
@@ -237,5 +264,5 @@ def _rekeyed(find: _LocationSearch, base: ParsedUri) -> list[ObjectInfo]:
 
 
 def _distinct(groups: Iterable[list[ObjectInfo]]) -> list[ObjectInfo]:
-    """Return the objects in the order given; one that is named twice counts once."""
+    """Return the objects in the given order, each once."""
     return list({info.key: info for group in groups for info in group}.values())

@@ -1,8 +1,8 @@
 """Objects in this process's memory: `memory://name/`, for tests, demos and small data.
 
-Stores of one name are the same store, anywhere in the process. Pickling carries the name and not
-the bytes: in another process the same name is another store, which starts empty (after a fork:
-with a copy of the parent's objects). No lock is needed: each call is one operation on one
+Stores with the same name are the same store anywhere in the process. Pickling carries the name but
+not the bytes: in another process the name means another store, which starts empty (after a fork,
+with a copy of the parent's objects). No lock is needed, because each call is one operation on one
 dictionary.
 """
 
@@ -25,6 +25,9 @@ _stores: dict[str, _Objects] = {}
 class MemoryStore:
     """The process-wide store of one name."""
 
+    source = "memory"
+    can_list = True
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -41,16 +44,6 @@ class MemoryStore:
     def uri(self) -> str:
         """Return `memory://name/`."""
         return f"memory://{self.name}/"
-
-    @property
-    def source(self) -> str:
-        """Return "memory"."""
-        return "memory"
-
-    @property
-    def can_list(self) -> bool:
-        """Return True."""
-        return True
 
     @property
     def _objects(self) -> _Objects:
@@ -105,7 +98,7 @@ class MemoryStore:
         )
         entry = (info, copy)
         if only_if_absent:
-            # setdefault is one step of the interpreter, so exactly one writer finds its own entry.
+            # `setdefault` is atomic in the interpreter, so exactly one writer gets its own entry.
             if self._objects.setdefault(key, entry) is not entry:
                 raise ExistsError(f"{self.uri}{key} exists already", uri=self.uri + key)
         else:

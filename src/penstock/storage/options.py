@@ -1,4 +1,4 @@
-"""How a remote store is reached, as one value that travels with the store."""
+"""Options of a remote store, as one value that is pickled with the store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock.errors import OptionError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """What the usual places (environment, profile files, instance) do not say or say wrongly.
+    """Settings that override the usual sources (environment, profile files, instance).
 
-    The default is right for most: leave everything away and let the environment speak.
+    The defaults suit most users: set nothing here, and use the environment.
     """
 
     endpoint: str | None = None

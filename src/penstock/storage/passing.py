@@ -1,11 +1,11 @@
-"""Bytes that pass while a data set is indexed, kept until its tiers take them.
+"""Keeps the bytes that are read while a data set is indexed, until its tiers take them.
 
-To index some formats means to read them: the headers of a tar lie between its members, the ends of
-JSON lines are nowhere listed. Where a unit lies in a tier depends on the finished index, so what
-passes is kept as it lies in its object first: in one sparse file without a name, in the folder of
-the tier. The kernel removes such a file with the process, however that ends. Whoever fills the
-tiers takes bytes from here before the store is asked; what was taken is forgotten, and its room
-given back.
+To index some formats means to read them: tar headers lie between members, and the ends of JSON
+lines are not listed anywhere. The position of a unit in a tier depends on the finished index. So
+until then, the bytes that were read are kept as they lie in their objects: in a sparse file without
+a name, in the folder of the tier. The kernel removes this file at the end of the process, however
+it ends. Filling the tiers takes bytes from here before it reads the store; bytes that were taken
+are removed from the file.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ import os
 import tempfile
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from penstock.errors import OptionError
-from penstock.storage.base import Buffer, ObjectInfo, Store
+from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.tier_files import punch, write_all
 from penstock.storage.tier_sizes import Wish, allowance_for, usable_bytes, wished_bytes
+from penstock.storage.wrapped import WrappedStore
 
 _log = logging.getLogger("penstock.storage")
 
 
 Ranges = tuple[dict[str, int], dict[str, list[tuple[int, int]]]]
-"""Where objects begin in a file, and which ranges of each are in it."""
+"""Where each object begins in the file, and which of its ranges are there."""
 
 
 class PassedBytes:
-    """What was read of some objects; safe for threads.
+    """Bytes that were read from some objects; thread-safe.
 
-    Of more objects than there is room for, the first ones are kept: tiers keep those, too.
+    If there is not enough room for all objects, it keeps the first ones, as tiers do.
     """
 
     def __init__(self, folder: str, objects: Sequence[ObjectInfo], size_bytes_max: int) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, prefix=".penstock-passed-")  # noqa: SIM115
         self._begins: dict[str, int] = {}
-        """Where each object that is kept begins: they stand in a row, and holes cost no room."""
+        """Where each kept object begins. They lie one after another, and holes take no room."""
         at = 0
         for info in objects:
             if at + info.size_bytes > size_bytes_max:
@@ -48,14 +49,16 @@ class PassedBytes:
             self._begins[info.key] = at
             at += info.size_bytes
         self._runs: dict[str, list[tuple[int, int]]] = {key: [] for key in self._begins}
-        """Ranges of each object that are here, rising, none touching the next."""
+        """Ranges of each object that are here: ascending, none adjacent to the next."""
         self._is_full = False
-        self._lock = threading.Lock()  # Guards the ranges; the file is used outside of it.
+        # Guards the ranges. The file needs no lock: a range is added here after its bytes are
+        # written, and removed before they are read.
+        self._lock = threading.Lock()
 
     def handed_over(self) -> tuple[int, Ranges]:
-        """Return the file and what is in it, for another process; nothing is left here.
+        """Return the file and its ranges, for another process; this object is empty afterwards.
 
-        Two processes must not take from one file: what one has taken is a hole, zeros to the other.
+        Two processes must not take from one file: bytes that one has taken are zeros for the other.
         """
         with self._lock:
             runs, self._runs = self._runs, {}
@@ -64,7 +67,7 @@ class PassedBytes:
 
     @classmethod
     def taken_over(cls, file: int, ranges: Ranges) -> PassedBytes:
-        """Return what another process has handed over."""
+        """Return the bytes that another process has handed over."""
         passed = cls.__new__(cls)
         passed._file = os.fdopen(file, "w+b", buffering=0)
         passed._begins, passed._runs = ranges
@@ -88,14 +91,14 @@ class PassedBytes:
         try:
             write_all(self._file.fileno(), data, self._begins[key] + offset)
         except OSError as error:
-            _log.info("what is read while indexing is not kept any more: %s", error)
+            _log.info("bytes that are read while indexing are not kept any more: %s", error)
             self._is_full = True
             return
         with self._lock:
             _add(self._runs[key], offset, offset + len(data))
 
     def take(self, key: str, offset: int, length: int) -> memoryview | None:
-        """Return bytes of an object and forget them; None where not all of them are here."""
+        """Remove and return bytes of an object; None if not all of them are here."""
         with self._lock:
             if not _remove(self._runs.get(key, []), offset, offset + length):
                 return None
@@ -109,7 +112,7 @@ class PassedBytes:
 
 
 def _add(runs: list[tuple[int, int]], start: int, stop: int) -> None:
-    """Add a range to rising ones, joined with those that it touches."""
+    """Add a range to ascending ones, joined with those that it touches."""
     first = bisect_right(runs, (start,))
     if first and runs[first - 1][1] >= start:
         first -= 1
@@ -121,7 +124,7 @@ def _add(runs: list[tuple[int, int]], start: int, stop: int) -> None:
 
 
 def _remove(runs: list[tuple[int, int]], start: int, stop: int) -> bool:
-    """Take a range out of rising ones; return whether one of them held it."""
+    """Remove a range from ascending ones; return whether one of them held it."""
     number = bisect_right(runs, (start, stop)) - 1
     for at in (number, number + 1):  # The range that begins where this one does may be longer.
         if 0 <= at < len(runs) and runs[at][0] <= start and stop <= runs[at][1]:
@@ -131,35 +134,12 @@ def _remove(runs: list[tuple[int, int]], start: int, stop: int) -> bool:
     return False
 
 
-class PassingStore:
-    """A store that keeps what is read from it."""
+class PassingStore(WrappedStore):
+    """A store that keeps the bytes that are read from it."""
 
     def __init__(self, store: Store, passed: PassedBytes) -> None:
-        self.inner = store
+        super().__init__(store)
         self.passed = passed
-
-    @property
-    def uri(self) -> str:
-        """Return the inner store's root."""
-        return self.inner.uri
-
-    @property
-    def source(self) -> str:
-        """Return the inner store's word."""
-        return self.inner.source
-
-    @property
-    def can_list(self) -> bool:
-        """Return whether the inner store can."""
-        return self.inner.can_list
-
-    def info(self, key: str) -> ObjectInfo:
-        """Return size and marks of an object."""
-        return self.inner.info(key)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects."""
-        return self.inner.list(prefix)
 
     def read(self, key: str) -> memoryview:
         """Return a whole object, and keep it."""
@@ -174,30 +154,18 @@ class PassingStore:
         return data
 
     def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
-        """Fill `target`, and keep what it is filled with."""
+        """Fill `target` with bytes of an object, and keep them."""
         self.inner.read_into(info, offset, target)
         self.passed.keep(info.key, offset, target)
-
-    def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
-        """Put a whole object."""
-        return self.inner.write(key, data, only_if_absent=only_if_absent)
-
-    def delete(self, key: str) -> None:
-        """Remove an object."""
-        self.inner.delete(key)
-
-    def close(self) -> None:
-        """Let go of clients and files of the inner store."""
-        self.inner.close()
 
 
 def passing_to(
     tiers: Sequence[Wish], store: Store, objects: Sequence[ObjectInfo]
 ) -> PassingStore | None:
-    """Return a store that keeps what is read for these tiers; None where nothing can be kept.
+    """Return a store that keeps the bytes that are read, for these tiers; None if it cannot.
 
-    The file lies in the tier with most room, a disk before memory, and takes no more than all tiers
-    together will, nor any of the room that its own tier is meant to have.
+    The file lies beside the tier with the most room to spare, on a disk rather than in memory. It
+    takes at most as much as all tiers together, and none of the room that its own tier will need.
     """
     for tier in tiers:
         if not isinstance(tier, Wish):
@@ -206,14 +174,14 @@ def passing_to(
                 'tiers=[penstock.Disk("/scratch", "200GB")]'
             )
     if store.source in ("folder", "memory"):
-        return None  # Read where it lies.
+        return None  # Reading these again costs nothing.
     rooms = []
     total_bytes = 0
     for tier in tiers:
         try:
             room = allowance_for(tier, tier.place)
         except OSError as error:
-            _log.info("%s keeps nothing of what is read while indexing: %s", tier.place, error)
+            _log.info("%s keeps no bytes that are read while indexing: %s", tier.place, error)
             continue
         size_bytes = wished_bytes(tier, room)
         total_bytes += size_bytes
@@ -224,5 +192,5 @@ def passing_to(
     try:
         return PassingStore(store, PassedBytes(folder, objects, min(total_bytes, spare_bytes)))
     except OSError as error:
-        _log.info("%s keeps nothing of what is read while indexing: %s", Path(folder), error)
+        _log.info("%s keeps no bytes that are read while indexing: %s", Path(folder), error)
         return None

@@ -1,7 +1,7 @@
-"""Braces and globs: how one name stands for many.
+"""Braces and globs: names that stand for many.
 
-Braces are expanded without looking (`{000..127}`, `{a,b}`), so they also work where nothing can be
-listed; globs are matched against a listing (`*` and `?` within a part, `**` across parts, `[0-9]`).
+Braces (`{000..127}`, `{a,b}`) are expanded without a listing, so they work where nothing can be
+listed. Globs are matched against a listing (`*` and `?` within a part, `**` across parts, `[0-9]`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from penstock.errors import OptionError
 
 NAMES_MAX = 10_000_000
-"""Names that braces may stand for; more is surely a slip of the finger."""
+"""Names that braces may stand for; more must be a typing error."""
 EVERYTHING = ("folder:",)
 """The names of a data set that is a whole folder, bucket or prefix."""
 

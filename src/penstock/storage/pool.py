@@ -1,7 +1,7 @@
-"""Many reads at once: the one place of this room that starts threads.
+"""Reads many ranges at once, in threads that live as long as a `with` block.
 
-A pool lives in a `with` block. The first error stops what has not begun, waits for what has, and
-reaches the caller with its own traceback; no thread outlives the block.
+After the first error, reads that have not begun are cancelled and the others are waited for. The
+caller gets the error with its own traceback, and no thread outlives the block.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.errors import OptionError
@@ -22,26 +21,26 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 GAP_BYTES_MAX = 64 * 2**10
-"""Unwanted bytes read rather than asked around."""
+"""Unwanted bytes that are read to save a request."""
 MERGED_BYTES_MAX = 8 * 2**20
-"""Larger requests gain nothing and make the last one late."""
+"""The longest merged request: larger ones gain nothing, and the last one would end late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """A range of an object and the place its bytes go to."""
+    """A range of an object, and the memory for its bytes."""
 
     info: ObjectInfo
     """The object, as it was indexed."""
     offset: int
     """Where the range begins."""
     target: memoryview
-    """Filled completely; its size is the length of the range."""
+    """Filled completely: its size is the length of the range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MergedRead:
-    """One request to the store: a merged range and what is wanted of it."""
+    """One request to the store: a merged range, and the wanted parts of it."""
 
     info: ObjectInfo
     offset: int
@@ -50,7 +49,7 @@ class _MergedRead:
 
 
 class ReadPool:
-    """A bounded number of threads, from `with` to the end of its block."""
+    """A fixed number of threads, from `with` to the end of its block."""
 
     def __init__(self, num_threads: int) -> None:
         if num_threads < 1:
@@ -62,18 +61,13 @@ class ReadPool:
         self._executor = ThreadPoolExecutor(self.num_threads, thread_name_prefix="penstock-read")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._executor is not None
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._executor = None
 
     def map_unordered(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Yield `function(item)` of all items as they come, a bounded number of them ahead."""
+        """Yield `function(item)` of all items as they finish; few calls are started ahead."""
         assert self._executor is not None, "a pool works inside its with block"
         rest = iter(items)
         running: set[Future[R]] = set()
@@ -87,8 +81,9 @@ class ReadPool:
                 for future in done:
                     yield future.result()
         finally:
-            # Also when the caller stops early: nothing may run on into a target it has given up.
-            # What was cancelled is not waited for: once the pool is closed, nobody reports it.
+            # Even if the caller stops early: no call may write into a target that the caller has
+            # given up. Cancelled calls are not waited for, because a closed pool never reports
+            # them.
             wait([future for future in running if not future.cancel()])
 
     def read_many(self, store: Store, requests: Iterable[ReadRequest]) -> None:

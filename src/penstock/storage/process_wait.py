@@ -1,9 +1,9 @@
-"""How long to wait for another process: while it gets on, and briefly where it does not.
+"""How long to wait for another process: as long as it makes progress, else only briefly.
 
-Whoever holds a tier's opening moment, or answers for a node, needs milliseconds. It may need longer
-for a reason (a full disk to clear, a machine with too much to do), or be stopped for good. The
-kernel tells them apart: a process that computes, waits for a device or waits for a processor is at
-work; one that is stopped or asleep is not.
+A process that holds the opening lock of a tier, or answers for a node, needs milliseconds. It may
+need longer because it clears a full disk or the machine is overloaded; or it may be stopped for
+good. The kernel tells these apart: a process that computes or waits for a device or a processor is
+at work, one that is stopped or asleep is not.
 """
 
 from __future__ import annotations
@@ -13,43 +13,42 @@ from pathlib import Path
 from penstock.clock import Clock, SystemClock
 
 IDLE_S_MAX = 2.0
-"""A process that has not been at work for so long is not waited for."""
+"""How long to wait for a process that is not at work."""
 WAIT_S_MAX = 30.0
-"""Nobody is waited for longer."""
+"""How long to wait at most."""
 
 _AT_WORK = ("R", "D")
 _CPU_TIMES = slice(11, 13)
-"""User and system time, counted from behind the name of the program."""
+"""The fields with user and system time, counted from behind the name of the program."""
 
 
 class ProcessWait:
-    """One wait for other processes; ask `is_over` now and then."""
+    """One wait for other processes; call `is_over` at intervals."""
 
     def __init__(self, clock: Clock | None = None, *, wait_s_max: float | None = None) -> None:
         self._clock = clock or SystemClock()
         now_s = self._clock.now_s()
         self._end_s = now_s + (WAIT_S_MAX if wait_s_max is None else wait_s_max)
         self._moved_s = now_s
-        self._seen: tuple[int | None, str] | None = None
+        self._seen: tuple[int | None, list[str]] | None = None
 
     def is_over(self, pid: int | None) -> bool:
-        """Return whether to give up on a process; None: nobody knows which one it is."""
+        """Return whether to give up waiting for a process; None: its number is not known."""
         now_s = self._clock.now_s()
-        state, times = _progress_of(pid)
+        fields = process_fields(pid)
+        state, times = "".join(fields[:1]), fields[_CPU_TIMES]
         if (pid, times) != self._seen or state in _AT_WORK:
-            # Another process, or the same one a little further.
+            # Another process has taken over, or the same one has made progress.
             self._moved_s = now_s if self._seen is not None else self._moved_s
             self._seen = pid, times
         return now_s >= min(self._end_s, self._moved_s + IDLE_S_MAX)
 
 
-def _progress_of(pid: int | None) -> tuple[str, str]:
-    """Return what a process does now, and the time it has computed; empty where that is hidden."""
-    if pid is None:
-        return "", ""
+def process_fields(pid: int | None) -> list[str]:
+    """Return the fields of a process behind its name, its state first; empty if they are hidden."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text() if pid is not None else ""
     except OSError:
-        return "", ""
-    state, *numbers = text.rpartition(")")[2].split()
-    return state, " ".join(["", *numbers][_CPU_TIMES])
+        return []
+    # The program's name in parentheses may itself have parentheses and spaces: cut at the last one.
+    return text.rpartition(")")[2].split()

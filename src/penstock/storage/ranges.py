@@ -1,4 +1,4 @@
-"""The errors of parts of objects, worded once for all stores."""
+"""Errors about ranges of objects, with the same words for all stores."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def changed_error(uri: str, was: ObjectInfo, now: ObjectInfo) -> ChangedError:
 
 
 def shown_mark(info: ObjectInfo) -> str:
-    """Return size and mark of an object in words."""
+    """Return the size and mark of an object in words."""
     if not (info.etag or info.mtime_ns):
         return f"{info.size_bytes} bytes"
-    # All digits of a time: two that differ must not look the same.
+    # All digits of the time: two different marks must not look the same.
     seconds, rest_ns = divmod(info.mtime_ns, 10**9)
     when = datetime.fromtimestamp(seconds, UTC).strftime(f"%Y-%m-%d %H:%M:%S.{rest_ns:09}")
     return f"{info.size_bytes} bytes, {info.etag or when}"

@@ -1,9 +1,9 @@
-"""The relay: a fresh process that uses obstore for one that cannot (see `clients` and `relayed`).
+"""The relay: a new process that uses obstore for a process that cannot (see `clients`, `relayed`).
 
-Started as `python -m penstock.storage.relay DESCRIPTOR`, where the descriptor is a control socket.
-Each thread of the owner sends one end of a socket pair through it and is then served by a thread
-here. The relay listens nowhere, has no name, and ends with the control socket: also when its owner
-is killed.
+It is started as `python -m penstock.storage.relay DESCRIPTOR`, where the descriptor is a control
+socket. Each thread of the owner sends one end of a socket pair through it, and a thread of the
+relay then serves it. The relay listens on no address. It ends when the control socket closes, also
+if its owner is killed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ from penstock.storage.frames import (
     HungUpError,
     RelayAnswer,
     RelayRequest,
-    info_of,
-    object_of,
     receive_into,
     receive_request,
     send_frame,
 )
-from penstock.storage.options import StoreOptions
 from penstock.storage.uris import split_uri
 
 _PAGE = 1000
@@ -49,7 +46,7 @@ def serve(connection: socket.socket) -> None:
                     if payload is not None:
                         connection.sendall(payload)
         except (HungUpError, ConnectionError):
-            return  # the owner's thread is gone, and with it whoever would read an error
+            return  # the owner's thread has ended, so nobody would read an error
 
 
 def _payload(connection: socket.socket, request: RelayRequest) -> memoryview:
@@ -65,7 +62,7 @@ def _answers(
     try:
         yield from _results(request, body)
     except Exception as error:
-        # Only the errors of our own file travel; anything else is a bug, and says so in words.
+        # Only errors of `penstock.errors` can be sent; any other is a bug, and is sent as text.
         is_ours = type(error).__name__ in vars(errors)
         yield (
             RelayAnswer(
@@ -80,42 +77,41 @@ def _answers(
 def _results(
     request: RelayRequest, body: memoryview
 ) -> Iterator[tuple[RelayAnswer, memoryview | None]]:
-    options = StoreOptions(**request.options)  # type: ignore[arg-type]
-    store = DirectObjects(split_uri(request.uri), options)
+    store = DirectObjects(split_uri(request.uri), request.options)
     match request.operation:
         case "info":
-            yield RelayAnswer(objects=[object_of(store.info(request.key))]), None
+            yield RelayAnswer(objects=[store.info(request.key)]), None
         case "list":
-            found = [object_of(info) for info in store.list(request.key)]
+            found = list(store.list(request.key))
             for start in range(0, max(len(found), 1), _PAGE):
                 page = found[start : start + _PAGE]
                 yield RelayAnswer(objects=page, has_more=start + _PAGE < len(found)), None
         case "peek":
-            yield RelayAnswer(keys=list(store.peek(request.key))), None
+            yield RelayAnswer(objects=list(store.peek(request.key))), None
         case "read":
             data = store.read(request.key)
             yield RelayAnswer(payload_bytes=data.nbytes), data
         case "read_range":
             assert request.wanted is not None
-            info = info_of(request.wanted)
-            data = store.read_range(info, request.offset, request.length)
+            data = store.read_range(request.wanted, request.offset, request.length)
             yield RelayAnswer(payload_bytes=data.nbytes), data
         case "write":
             info = store.write(request.key, body, only_if_absent=request.only_if_absent)
-            yield RelayAnswer(objects=[object_of(info)]), None
+            yield RelayAnswer(objects=[info]), None
         case "delete":
             store.delete(request.key)
             yield RelayAnswer(), None
 
 
 def main() -> None:
-    """Serve whoever comes through the control socket until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; we follow at end of file
+    """Serve the connections that come through the control socket, until it closes."""
+    # Ctrl-C reaches the relay as well, but only its owner decides when it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
-            # At once: requests still under way have nobody left who waits for them.
+            # At once, without waiting for requests: nobody is left who waits for their answers.
             os._exit(0)
         for descriptor in descriptors:
             connection = socket.socket(fileno=descriptor)

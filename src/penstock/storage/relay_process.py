@@ -1,8 +1,8 @@
-"""The relay process of a cut-off process, from its first call to its end.
+"""Starts, connects to and ends the relay process of a cut-off process.
 
-One relay per cut-off process, started on the first call; one socket pair per calling thread, whose
-far end is handed to the relay. A fork drops all of it in the child, which starts its own when it
-needs one.
+Each cut-off process has one relay, which its first call starts. Each calling thread has a socket
+pair, and the relay gets the other end. A forked child closes its copies, and starts a relay of its
+own when it needs one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Relay:
     """This process's relay and the connections of its threads."""
 
     def __init__(self) -> None:
+        # Held while a socket or the relay is made. A fork takes it too (`before_fork`).
         self._lock = threading.Lock()
         self._local = threading.local()
         self._control: socket.socket | None = None
@@ -58,7 +59,7 @@ class Relay:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # The owner's search path and not the current folder, so that both run the same package.
+        # With the owner's search path, not the current folder, so that both run the same package.
         path = os.pathsep.join(part for part in sys.path if part)
         with theirs:
             self._process = subprocess.Popen(
@@ -78,7 +79,7 @@ class Relay:
                 self._close_control()
 
     def close(self) -> None:
-        """Hang up and wait until the relay is gone."""
+        """Close all connections, and wait until the relay has ended."""
         with self._lock:
             self._close_control()
             if self._process is not None:
@@ -95,7 +96,7 @@ class Relay:
             self._control = None
 
     def before_fork(self) -> None:
-        """Wait until no other thread is making a socket, which the child would keep open."""
+        """Wait until no other thread is making a socket: the child would keep a copy open."""
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
@@ -108,7 +109,7 @@ class Relay:
             connection.socket.close()
         self._close_control()
         if self._process is not None:
-            self._process.returncode = 0  # the parent's child, not ours: nothing to wait for
+            self._process.returncode = 0  # it is the parent's child: `Popen` must not wait for it
         self.__init__()  # type: ignore[misc]
 
 

@@ -1,14 +1,13 @@
 """Remote objects for a process that cannot use obstore: through a relay process of its own.
 
-`relay_process` owns the relay, `frames` is what is said to it, `relay` is the program itself.
+`relay_process` starts the relay, `frames` defines the messages, `relay` is the relay's program.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,10 +19,7 @@ from penstock.storage.frames import (
     HungUpError,
     Operation,
     RelayAnswer,
-    RelayedObject,
     RelayRequest,
-    info_of,
-    object_of,
     receive_answer,
     receive_into,
     send_frame,
@@ -34,35 +30,35 @@ from penstock.storage.uris import ParsedUri
 
 
 class RelayedObjects:
-    """The objects below one place, asked for through the relay."""
+    """The objects below one place, through the relay."""
 
     def __init__(self, place: ParsedUri, options: StoreOptions) -> None:
         self._uri = place.uri
         self._options = options
 
     def info(self, key: str) -> ObjectInfo:
-        """Ask for an object's marks."""
+        """Request the marks of an object."""
         with self._asking("info", key) as connection:
-            return info_of(_answer(connection).objects[0])
+            return _answer(connection).objects[0]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Ask for a sorted listing."""
+        """Request a sorted listing."""
         found: list[ObjectInfo] = []
         with self._asking("list", prefix) as connection:
             has_more = True
             while has_more:
                 answer = _answer(connection)
-                found += map(info_of, answer.objects)
+                found += answer.objects
                 has_more = answer.has_more
         return iter(found)
 
-    def peek(self, prefix: str = "") -> tuple[str, ...]:
-        """Ask for the keys of the first page."""
+    def peek(self, prefix: str = "") -> Sequence[ObjectInfo]:
+        """Request the first page."""
         with self._asking("peek", prefix) as connection:
-            return tuple(_answer(connection).keys)
+            return _answer(connection).objects
 
     def read(self, key: str) -> memoryview:
-        """Ask for a whole object."""
+        """Request a whole object."""
         with self._asking("read", key) as connection:
             size_bytes = _answer(connection).payload_bytes
             assert size_bytes <= PAYLOAD_BYTES_MAX, size_bytes
@@ -71,15 +67,15 @@ class RelayedObjects:
         return data
 
     def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
-        """Ask for a range."""
+        """Request a range."""
         target = np.empty(length, np.uint8).data
         self.read_into(info, offset, target)
         return target
 
     def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
-        """Ask for a range and receive it where it belongs."""
+        """Request a range, and receive it straight into `target`."""
         with self._asking(
-            "read_range", info.key, wanted=object_of(info), offset=offset, length=target.nbytes
+            "read_range", info.key, wanted=info, offset=offset, length=target.nbytes
         ) as connection:
             size_bytes = _answer(connection).payload_bytes
             assert size_bytes == target.nbytes, f"{size_bytes=} {target.nbytes=}"
@@ -89,15 +85,15 @@ class RelayedObjects:
         """Send an object to be put."""
         flat = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
         with self._asking("write", key, only_if_absent=only_if_absent, body=flat) as connection:
-            return info_of(_answer(connection).objects[0])
+            return _answer(connection).objects[0]
 
     def delete(self, key: str) -> None:
-        """Ask to remove an object."""
+        """Request the removal of an object."""
         with self._asking("delete", key) as connection:
             _answer(connection)
 
     def close(self) -> None:
-        """Let go of the calling thread's connection; the relay ends with the process."""
+        """Drop the calling thread's connection; the relay ends with the process."""
         relay.drop_connection()
 
     @contextlib.contextmanager
@@ -106,7 +102,7 @@ class RelayedObjects:
         operation: Operation,
         key: str,
         *,
-        wanted: RelayedObject | None = None,
+        wanted: ObjectInfo | None = None,
         offset: int = 0,
         length: int = 0,
         only_if_absent: bool = False,
@@ -115,7 +111,7 @@ class RelayedObjects:
         request = RelayRequest(
             operation=operation,
             uri=self._uri,
-            options=dataclasses.asdict(self._options),
+            options=self._options,
             key=key,
             wanted=wanted,
             offset=offset,
@@ -140,7 +136,8 @@ class RelayedObjects:
         except (StoreError, ChangedError):
             raise
         except BaseException:
-            relay.drop_connection()  # interrupted half way: what is in the pipe is nobody's answer
+            # Interrupted half way: the next answer in this connection belongs to no request.
+            relay.drop_connection()
             raise
 
 

@@ -1,14 +1,13 @@
 """Object stores and plain http: `s3://`, `gs://`, `az://`, `abfs://`, `http(s)://`.
 
-A `RemoteStore` is a value: a place and options. How its calls travel is decided at each call:
-directly through obstore, or, in a process forked after obstore was loaded, through a relay (see
-`clients`). Errors are not retried here; wrap the store in `retry.Retrying`, as `locate.open_store`
-does.
+A `RemoteStore` is a value: a place and options. Each call decides how to reach the store: directly
+through obstore, or through a relay if the process was forked after obstore was loaded (see
+`clients`). It does not retry; `locate.open_store` wraps it in a `RetryingStore`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.errors import OptionError
 from penstock.storage.base import Buffer, ObjectInfo
@@ -62,22 +61,22 @@ class RemoteStore:
         """Return False for plain http."""
         return self.source != "http"
 
-    def _carrier(self) -> DirectObjects | RelayedObjects:
+    def _objects(self) -> DirectObjects | RelayedObjects:
         return (RelayedObjects if is_cut_off() else DirectObjects)(self._place, self.options)
 
     def info(self, key: str) -> ObjectInfo:
         """Return size and marks of an object."""
-        return self._carrier().info(checked_key(key))
+        return self._objects().info(checked_key(key))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield all objects below, sorted by key; the whole listing is read before the first."""
         self._check_can_list(prefix)
-        yield from self._carrier().list(prefix)
+        yield from self._objects().list(prefix)
 
-    def peek(self, prefix: str = "") -> tuple[str, ...]:
-        """Return some keys below, at the cost of one request."""
+    def peek(self, prefix: str = "") -> Sequence[ObjectInfo]:
+        """Return some objects below, at the cost of one request."""
         self._check_can_list(prefix)
-        return self._carrier().peek(prefix)
+        return self._objects().peek(prefix)
 
     def _check_can_list(self, prefix: str) -> None:
         if not self.can_list:
@@ -88,28 +87,28 @@ class RemoteStore:
 
     def read(self, key: str) -> memoryview:
         """Return a whole object."""
-        return self._carrier().read(checked_key(key))
+        return self._objects().read(checked_key(key))
 
     def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Return a part of an object."""
         check_range(offset, length)
         checked_key(info.key)
-        return self._carrier().read_range(info, offset, length)
+        return self._objects().read_range(info, offset, length)
 
     def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Fill `target` with a part of an object."""
         check_range(offset, target.nbytes)
         checked_key(info.key)
-        self._carrier().read_into(info, offset, target)
+        self._objects().read_into(info, offset, target)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """Put a whole object."""
-        return self._carrier().write(checked_key(key), data, only_if_absent=only_if_absent)
+        return self._objects().write(checked_key(key), data, only_if_absent=only_if_absent)
 
     def delete(self, key: str) -> None:
         """Remove an object."""
-        self._carrier().delete(checked_key(key))
+        self._objects().delete(checked_key(key))
 
     def close(self) -> None:
-        """Let go of the client; the next call makes a new one."""
-        self._carrier().close()
+        """Drop the client; the next call makes a new one."""
+        self._objects().close()

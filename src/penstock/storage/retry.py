@@ -1,13 +1,13 @@
-"""Asking again: exponential back-off with full jitter, inside a deadline.
+"""Retries with exponential back-off and full jitter, inside a deadline.
 
-Only errors that say `retryable` are asked again. The schedule is a pure function of a policy and a
-random source; time is an argument. Jitter is *full* (anything from nothing to the bound), because
-many ranks fail at the same moment and must not come back at the same moment.
+Only errors that are `retryable` are retried. The schedule is a pure function of a policy and a
+random source. Jitter is *full* (any wait from zero to the bound), because many ranks fail at the
+same moment and must not retry at the same moment.
 
-The deadline bounds the wait of whoever asks, attempts that hang included. A first attempt is ended
-in time by the store's own client. A later one has less time than the client knows of: it runs in a
-thread of its own, which is left behind when the time is over. Calls that belong to one wait (the
-copies of one fetch) share its deadline: see `waiting_since`.
+The deadline bounds the wait of the caller, including attempts that hang. The store's own client
+ends a first attempt in time. A later attempt has less time left than the client's time-out, so it
+runs in a thread of its own, which is abandoned at the deadline. Several calls that serve one wait
+(the attempts of one fetch) share a deadline: see `waiting_since`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Protocol, TypeVar
 from penstock.clock import Clock, SystemClock
 from penstock.errors import ExistsError, OptionError, StoreError, UnreachableError
 from penstock.storage.base import Buffer, ObjectInfo, Store
+from penstock.storage.wrapped import WrappedStore
 from penstock.units import show_seconds
 
 T = TypeVar("T")
 
 _system = random.SystemRandom()
-"""The default source: a seeded one would be copied by a fork, and all children would wait alike."""
+"""The default source. A fork would copy a seeded one, and all children would wait alike."""
 
 
 class UniformRandom(Protocol):
@@ -37,19 +38,18 @@ class UniformRandom(Protocol):
 
     def uniform(self, a: float, b: float) -> float:
         """Return a number between a and b."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long and how often to ask again. All bounds hold; the tightest one wins."""
+    """How long and how often to retry. All bounds hold; the tightest one wins."""
 
     first_wait_s: float = 0.1
     """Bound of the first wait; each later bound is twice the one before."""
     wait_max_s: float = 10.0
     """No bound grows beyond this."""
     deadline_s: float = 120.0
-    """A read that has not succeeded by then has failed."""
+    """A call that has not succeeded by then has failed."""
     attempts_max: int = 20
     """Attempts in all, the first one counted."""
 
@@ -80,16 +80,16 @@ def waits(policy: RetryPolicy, source: UniformRandom) -> Iterator[float]:
 
 
 Attempt = Callable[[int, int, BaseException | None], None]
-"""Is told of each attempt: its number from 0, when it began (perf_counter_ns), how it failed."""
+"""Called for each attempt: its number from 0, when it began (perf_counter_ns), and its error."""
 
 
 class _CallerWait(threading.local):
-    """What callers of this thread have said about its reads."""
+    """What callers in this thread have set for its reads."""
 
     since_s: float | None = None
-    """Since when the caller waits; None: since it called."""
+    """When the caller began to wait; None: with the call."""
     seen: Attempt | None = None
-    """Who is told of attempts."""
+    """Called for each attempt."""
 
 
 _wait = _CallerWait()
@@ -97,7 +97,7 @@ _wait = _CallerWait()
 
 @contextmanager
 def waiting_since(since_s: float) -> Iterator[None]:
-    """Have the deadlines of all reads of this thread count from a moment of the system's clock."""
+    """Let the deadlines of all reads of this thread count from a moment of the system's clock."""
     before, _wait.since_s = _wait.since_s, since_s
     try:
         yield
@@ -107,7 +107,7 @@ def waiting_since(since_s: float) -> Iterator[None]:
 
 @contextmanager
 def attempts_seen(seen: Attempt) -> Iterator[None]:
-    """Have somebody told of each attempt of this thread's reads, when it is over."""
+    """Call `seen` after each attempt of this thread's reads."""
     before, _wait.seen = _wait.seen, seen
     try:
         yield
@@ -115,8 +115,8 @@ def attempts_seen(seen: Attempt) -> Iterator[None]:
         _wait.seen = before
 
 
-class RetryingStore:
-    """A store that asks its inner store again."""
+class RetryingStore(WrappedStore):
+    """A store that repeats failed calls of its inner store."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class RetryingStore:
         clock: Clock | None = None,
         source: UniformRandom | None = None,
     ) -> None:
-        self.inner = store
+        super().__init__(store)
         self.policy = policy or RetryPolicy()
         self._clock = clock or SystemClock()
         self._source = source
-        # Each thread counts in its own slot, so no count is lost and a fork meets no held lock.
+        # A slot per thread: no increments are lost, and there is no lock that a fork could copy.
         self._attempts: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -146,30 +146,15 @@ class RetryingStore:
         """Attempts so far of the calling thread alone."""
         return self._attempts.get(threading.get_ident(), 0)
 
-    @property
-    def uri(self) -> str:
-        """Return the inner store's root."""
-        return self.inner.uri
-
-    @property
-    def source(self) -> str:
-        """Return the inner store's word."""
-        return self.inner.source
-
-    @property
-    def can_list(self) -> bool:
-        """Return whether the inner store can."""
-        return self.inner.can_list
-
     def _asked(self, call: Callable[[], T], key: str = "", *, is_read: bool = False) -> T:
-        """Return what `call` returns in the end, or raise its last error with a count.
+        """Retry a call; return its result, or raise its last error with the number of attempts.
 
-        `is_read` says that it may be left behind when the deadline has passed.
+        `is_read` says that a call may be abandoned at the deadline; a write must not go on unseen.
         """
         policy = self.policy
         started_s = now_s = self._clock.now_s()
         if _wait.since_s is not None:
-            # However late it comes (another process was waited for before), it has a fair chance.
+            # Even if another process was waited for first, this call gets a share of the deadline.
             most_s = (1 - _SHARE_MIN) * policy.deadline_s
             started_s = min(now_s, max(_wait.since_s, now_s - most_s))
         schedule = waits(policy, self._source or _system)
@@ -206,7 +191,7 @@ class RetryingStore:
         return self._asked(lambda: self.inner.info(key), key, is_read=True)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """As the inner store; after a failure it starts over and skips what it has given."""
+        """As the inner store; after a failure it lists again, and skips keys already given."""
         given: list[str] = []
         while True:
             listing = self._asked(lambda: _started(self.inner.list(prefix), given))
@@ -232,15 +217,15 @@ class RetryingStore:
 
     def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """As the inner store."""
-        # Not its `read_into`: an attempt that is left behind must not write into `target` later.
+        # Not the inner `read_into`: an abandoned attempt must not write into `target` later.
         target[:] = self.read_range(info, offset, target.nbytes)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """As the inner store.
 
-        A put may succeed and its answer be lost. The next attempt then finds its own object, which
-        must not count as another writer's: if the bytes there are ours, we won. Writers that must
-        tell each other apart put something of their own, such as a run id, into the object.
+        A put may succeed while its answer is lost. The next attempt then finds its own object: if
+        the bytes are the same, the put has succeeded. Writers that must be told apart put
+        something of their own into the object, such as a run's id.
         """
         has_failed = False
 
@@ -262,13 +247,9 @@ class RetryingStore:
         """As the inner store."""
         self._asked(lambda: self.inner.delete(key))
 
-    def close(self) -> None:
-        """Close the inner store."""
-        self.inner.close()
-
 
 def _started(listing: Iterator[ObjectInfo], given: list[str]) -> Iterator[ObjectInfo]:
-    """Return a listing past the keys already given, with its first page surely there."""
+    """Return a listing behind the keys already given; its first page has been read."""
     for info in listing:
         if not given or info.key > given[-1]:
             return _with_first(info, listing)
@@ -281,22 +262,22 @@ def _with_first(first: ObjectInfo, rest: Iterator[ObjectInfo]) -> Iterator[Objec
 
 
 _SHARE_MIN = 0.25
-"""Share of the deadline that each call has, whatever went before."""
+"""The share of the deadline that each call gets at least."""
 _WHOLE = 0.99
-"""Share of the deadline that a first attempt needs for the client's own time-out to be in time."""
+"""With less than this share of the deadline left, the client's own time-out comes too late."""
 
 
 def _within(left_s: float, call: Callable[[], T], uri: str) -> T:
-    """Return what `call` returns if it does so in time; else it goes on, and nobody waits for it.
+    """Return the result of `call`, or abandon its thread when the time is over.
 
-    The client's time-outs end it, so the threads that are left behind are bounded.
+    The client's time-out ends abandoned calls, so their number is bounded.
     """
     outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def run() -> None:
         try:
             outcomes.put((call(), None))
-        except BaseException as error:  # It is raised by whoever waits.
+        except BaseException as error:  # raised again in the waiting thread
             outcomes.put((None, error))
 
     threading.Thread(target=run, name="penstock-again", daemon=True).start()
@@ -314,9 +295,9 @@ def _within(left_s: float, call: Callable[[], T], uri: str) -> T:
 
 
 def _wait_that_fits(wait_s: float, left_s: float, policy: RetryPolicy) -> float | None:
-    """Return how long to wait inside what is left of the deadline; None: another try is useless.
+    """Return how long to wait before the next attempt; None: too little of the deadline is left.
 
-    A wait that is too long is cut, so that a store has all of the deadline to come back.
+    A wait that is too long is cut, so that a store that comes back late is still tried once more.
     """
     if wait_s <= left_s:
         return wait_s

@@ -1,14 +1,14 @@
 """Cells: the parts of a unit that have a checksum of their own.
 
-A unit may hold hundreds of small samples. Checking all of it to use one of them would read it
-hundreds of times, so such a unit is cut where the pages of the data file end, and each *cell* has a
-sum. A read takes whole cells: for a row of some hundred bytes that is the page that the device
-reads anyway.
+A unit may hold hundreds of small samples, and reading all of it to check one sample would read it
+hundreds of times. So such a unit is cut at page boundaries of the data file, and each *cell* has a
+checksum. A read takes whole cells: for a row of some hundred bytes, that is the page which the
+device reads anyway.
 
-The first and the last cell also take what lies beside the unit's whole pages. So every cell has a
-page that belongs to its unit alone, and the number of that page is the place of its sum: nothing
-has to be kept or looked up to find it. A unit with less than two whole pages is one cell, and so is
-a large one, which holds one sample or one block; their sum is that of the unit.
+The first and the last cell also contain the bytes beside the unit's whole pages. So every cell has
+a page that belongs to its unit alone, and the number of this page is the position of its sum; no
+table is needed. A unit with fewer than two whole pages is one cell. So is a large unit, which holds
+one sample or one block. Their sum is the sum of the unit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.storage.tier_shape import Bools, Ints
 
 CELL_BYTES = 4096
 CUT_BYTES_MAX = 1 << 20
-"""Longer units are not cut."""
+"""Units longer than this are not cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Cells:
     """The cells that some ranges of units touch, by range."""
 
     is_whole: Bools
-    """Whether they are all of the unit: then the unit's own sum counts."""
+    """Whether they cover the whole unit, so that its own sum is checked."""
     first: Ints
     """The page of the first cell."""
     begins: Ints
@@ -41,7 +41,7 @@ class Cells:
 
 
 def cells_of(offsets: Ints, lengths: Ints, inside: Ints, sizes: Ints) -> Cells:
-    """Return the cells that hold `sizes` bytes from `inside` on, of units somewhere in the layout.
+    """Return the cells with the `sizes` bytes from `inside` on, of units at `offsets`.
 
     >>> cells = cells_of(*np.array([[5000], [20_000], [9000], [500]]))
     >>> int(cells.first[0]), int(cells.begins[0]), int(cells.ends[0])
@@ -59,24 +59,24 @@ def cells_of(offsets: Ints, lengths: Ints, inside: Ints, sizes: Ints) -> Cells:
 
 
 def _pages(offsets: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """Return the first whole page of each unit, and the one behind its last."""
+    """Return the first whole page of each unit, and the page behind its last whole one."""
     return -(-offsets // CELL_BYTES), (offsets + lengths) // CELL_BYTES
 
 
 def cell_sums(data: memoryview, begin: int, first: int) -> bytes:
-    """Return the sums of cells in a row, the first of which is that of page `first`.
+    """Return the sums of adjacent cells, of which the first has page `first`.
 
     `data` begins at `begin` in the layout and ends where the last cell does.
     """
     cut, last = (first + 1) * CELL_BYTES - begin, data.nbytes - CELL_BYTES
     if cut > last:
         return xxhash.xxh3_64_digest(data)
-    # What is behind the last whole page belongs to the cell before.
+    # The bytes behind the last whole page belong to the last cell.
     cuts = [0, *range(cut, last + 1, CELL_BYTES), data.nbytes]
     return b"".join([xxhash.xxh3_64_digest(data[a:b]) for a, b in itertools.pairwise(cuts)])
 
 
 def cells_in(offset: int, length: int) -> tuple[int, int]:
-    """Return the page of a unit's first cell, and how many cells it has; none where it is one."""
+    """Return the page of a unit's first cell and its number of cells; 0 if it is not cut."""
     low, high = -(-offset // CELL_BYTES), (offset + length) // CELL_BYTES
     return (low, high - low) if high - low >= 2 and length <= CUT_BYTES_MAX else (low, 0)

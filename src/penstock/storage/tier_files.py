@@ -1,23 +1,24 @@
 """The files of one tier, opened.
 
     data        the bytes of the units at their places in the layout; sparse
-    state       a header, then one byte a unit: 0 absent, else the generation that vouched for it
+    state       a header, then one byte per unit: 0 if absent, else the generation that verified it
     sums        xxh3_64 of each unit
-    cells       xxh3_64 of the parts of units that hold many samples (`tier_cells`); sparse
-    meta.json   what it is, for people and for a look from outside
+    cells       xxh3_64 of parts of units that hold many samples (`tier_cells`); sparse
+    meta.json   a description of the tier, for people and for other programs
     lock        see `tier_locks`
 
-Nothing is mapped. Others may cut these files short, and a disk may fail: a map answers both with a
-signal that ends the process, a read with an error or fewer bytes. A unit that cannot be read counts
-as absent. What cannot be written makes the tier smaller; a tier whose states cannot be written is
-lost to this process, which goes on without it. Neither is ever raised.
+Nothing is mapped. Others may truncate these files, and a disk may fail. With a map, both would
+raise SIGBUS and end the process; a read returns an error or fewer bytes. A unit that cannot be read
+counts as absent. If bytes cannot be written, the tier stays smaller. If states cannot be written,
+the tier is lost to this process, which goes on without it. Neither raises an error.
 
-Since every read is checked (`tier_reads`), a state is a hint: a unit that this process has once
-seen as held is not looked up again.
+Every read is checked (`tier_reads`), so a state is only a hint, and this process does not look up a
+unit again that it has once seen as held.
 
-A *generation* is a time during which the tier was open somewhere without a gap. In between the
-machine may have crashed with the state of a unit on disk and its bytes not, or anybody may have
-written into the files: what older generations vouched for is checked before its first use.
+A *generation* is a time in which the tier was open somewhere without a gap. Between generations the
+machine may have crashed when the state of a unit was on the disk and its bytes were not, or others
+may have written to the files. So units that an older generation has verified are checked again
+before their first use.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ from penstock.storage.tier_shape import CHUNK_UNITS, PAGE_BYTES, Bools, Ints, Ti
 from penstock.units import show_bytes
 
 UNKNOWN_GENERATION = 255
-"""Vouched for by a generation whose number is in use again."""
+"""Marks units that were verified by a generation whose number is in use again."""
 FULL_S = 60.0
-"""A full device is asked again after this time: others may have made room."""
+"""After this time, writing to a full device is tried again: others may have made room."""
 
 _FULL = struct.Struct("<d")
 _FULL_AT = FIELDS_BYTES
@@ -69,7 +70,7 @@ _PUNCH = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE"""
 
 _PAGE_UNITS = 4096
-"""States read together when those that are wanted lie far apart."""
+"""States read at once if the wanted ones lie far apart."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -77,7 +78,7 @@ _log = logging.getLogger("penstock.storage")
 
 
 class TierFiles:
-    """The open files of a tier, shared by all who use it in this process."""
+    """The open files of a tier, shared by all its users in this process."""
 
     def __init__(self, folder: Folder, locks: RecordLocks, kind: str) -> None:
         self.folder = folder
@@ -89,14 +90,14 @@ class TierFiles:
         self.data_descriptor = self.state_descriptor = -1
         self.sums_descriptor = self.cells_descriptor = -1
         self.is_lost = False
-        """Whether states cannot be written any more: then nothing is held here for this process."""
+        """Whether states can no longer be written; then this process treats all units as absent."""
         self.takes_more = True
         """Whether bytes can be written, as far as this process knows."""
         self.num_damaged = 0
-        """Units that this process has found not to have their sum."""
+        """Units that did not match their sum when this process read them."""
         self._seen: Bools = np.zeros(0, np.bool_)
         self._known_sums: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
-        """Sums of units that this process has looked up; 0 where it has not."""
+        """Sums of units that this process has looked up; 0 for others."""
 
     def open(self, shape: TierShape) -> None:
         """Open the files."""
@@ -105,7 +106,7 @@ class TierFiles:
         self.cells_descriptor = self.folder.open_file(CELLS)
         self.state_descriptor = self.folder.open_file(STATE)
         size_bytes = os.fstat(self.state_descriptor).st_size
-        # So that a full device refuses the tier now and not one of its units later.
+        # Allocates the states, so that a full device refuses the tier now and not a unit later.
         os.posix_fallocate(self.state_descriptor, 0, size_bytes)
         header = read_header(self.state_descriptor)
         if header is None:
@@ -116,11 +117,11 @@ class TierFiles:
             self._seen = np.zeros(self.num_units, np.bool_)
             self._known_sums = np.zeros(self.num_units, np.uint64)
         if self.kind == "disk":
-            # Units are used in random order: what lies behind one is not wanted next.
+            # Units are used in random order, so reading ahead would only waste reads.
             os.posix_fadvise(self.data_descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_header(self) -> Header:
-        """Return the header as it is now; as it was where somebody has damaged it."""
+        """Return the header as it is now, or the last valid one if it is damaged."""
         found = None if self.is_lost else _read_header_or_none(self.state_descriptor)
         if found is None or replace(found, promised_bytes=0, first=0, last=0) != replace(
             self.header, promised_bytes=0, first=0, last=0
@@ -129,7 +130,7 @@ class TierFiles:
         return found
 
     def write_header(self, header: Header) -> None:
-        """Write the header; only in the opening moment."""
+        """Write the header; the caller holds the opening lock."""
         os.pwrite(self.state_descriptor, header.packed(), 0)
         self.header = header
 
@@ -139,7 +140,7 @@ class TierFiles:
         return self.header.generation
 
     def begin_generation(self) -> None:
-        """Let everything be checked again; only by one who is alone."""
+        """Let all units be checked again; the caller is the only user."""
         generation = self.header.generation + 1
         if generation > GENERATION_MAX:
             for first in range(0, self.num_units, CHUNK_UNITS):
@@ -148,14 +149,15 @@ class TierFiles:
                 write_all(self.state_descriptor, states.data, HEADER_BYTES + first)
             self.flush_state()
             generation = 1
+        # Clears what users of the last generation shared: the time of a full device, and the terms.
         os.pwrite(self.state_descriptor, bytes(HEADER_BYTES - _FULL_AT), _FULL_AT)
         self.write_header(replace(self.header, generation=generation))
         self._seen[:] = False
-        # Else a crash could bring back the old number beside states with the new one.
+        # Else, after a crash, the old number could be used again while states have it already.
         self.flush_state()
 
     def write_states(self, states: Bytes) -> None:
-        """Write all states; only by one who is alone."""
+        """Write all states; the caller is the only user."""
         assert len(states) == self.num_units
         if len(states):
             write_all(self.state_descriptor, states.data, HEADER_BYTES)
@@ -169,7 +171,7 @@ class TierFiles:
     # -- states ------------------------------------------------------------------------------
 
     def held(self, units: Ints) -> Bools:
-        """Return which units this generation vouches for."""
+        """Return which units this generation has verified."""
         if self.is_lost:
             return np.zeros(len(units), np.bool_)
         if not len(self._seen):
@@ -183,7 +185,7 @@ class TierFiles:
         return held
 
     def is_held(self, unit: int) -> bool:
-        """Return whether this generation vouches for a unit."""
+        """Return whether this generation has verified a unit."""
         if len(self._seen) and self._seen[unit]:
             return not self.is_lost
         return self.state_of(unit) == self.generation
@@ -208,7 +210,7 @@ class TierFiles:
         return self._read_states(0, self.num_units)
 
     def _read_states(self, first: int, count: int) -> Bytes:
-        """Return states in a row; 0 where the file cannot be read or ends before."""
+        """Return adjacent states; 0 where the file cannot be read or has ended."""
         states = np.zeros(count, np.uint8)
         with contextlib.suppress(OSError):
             read_into(self.state_descriptor, states.data, HEADER_BYTES + first)
@@ -219,7 +221,7 @@ class TierFiles:
         return 0 if self.is_lost else int(self._read_states(unit, 1)[0])
 
     def set_state(self, unit: int, state: int) -> None:
-        """Write one unit's state; a tier where that fails is lost."""
+        """Write one unit's state; if that fails, the tier is lost."""
         if len(self._seen):
             self._seen[unit] = state == self.generation
         try:
@@ -228,7 +230,7 @@ class TierFiles:
             self._lose(error)
 
     def unsee(self, unit: int) -> None:
-        """Look a unit up again when it is next asked for."""
+        """Forget what this process knows of a unit, so that it is looked up again."""
         if len(self._seen):
             self._seen[unit] = False
             self._known_sums[unit] = 0
@@ -248,7 +250,7 @@ class TierFiles:
     # -- bytes -------------------------------------------------------------------------------
 
     def read_data(self, target: memoryview, offset: int) -> bool:
-        """Fill a buffer from the data file; False where that ends before."""
+        """Fill a buffer from the data file; False if the file ends before."""
         return read_into(self.data_descriptor, target, offset)
 
     # -- sums --------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ class TierFiles:
         return int(known[unit])
 
     def write_sums(self, unit: int, data: memoryview, offset: int) -> None:
-        """Write the sums of a unit that lies at `offset`, and of its cells."""
+        """Write the sums of a unit at `offset` and of its cells."""
         self.unsee(unit)
         first, count = cells_in(offset, data.nbytes)
         if count:
@@ -275,7 +277,7 @@ class TierFiles:
     # -- room --------------------------------------------------------------------------------
 
     def grow(self, size_bytes: int) -> None:
-        """Let the data file reach so far; it never shrinks, since others read from it."""
+        """Extend the data file; it never shrinks, because others read from it."""
         try:
             if self.data_bytes < size_bytes:
                 os.ftruncate(self.data_descriptor, size_bytes)
@@ -289,7 +291,7 @@ class TierFiles:
             ) from error
 
     def can_punch(self) -> bool:
-        """Return whether this file system gives back the room of single pages."""
+        """Return whether this file system can free single pages of a file."""
         try:
             descriptor = os.open(self.folder.path, os.O_TMPFILE | os.O_RDWR)
         except OSError:
@@ -303,12 +305,12 @@ class TierFiles:
             os.close(descriptor)
 
     def punch(self, offset: int, length: int) -> bool:
-        """Give the room of some bytes back; they read as zeros afterwards."""
+        """Free the room of some bytes; they read as zeros afterwards."""
         return length == 0 or punch(self.data_descriptor, offset, length)
 
     @property
     def is_full(self) -> bool:
-        """Return whether nothing can be written here, or anybody was refused room lately."""
+        """Return whether nothing can be written, or the device was full for any user lately."""
         if self.is_lost or not self.takes_more:
             return True
         try:
@@ -326,31 +328,31 @@ class TierFiles:
             self.takes_more = False
 
     def terms(self) -> dict[int, int]:
-        """Return which wish became which capacity in this generation, wishes by their hash."""
+        """Return the capacities of this generation by the hash of their wish."""
         data = os.pread(self.state_descriptor, _TERM.size * _TERMS_MAX, _TERMS_AT)
         whole = data[: len(data) // _TERM.size * _TERM.size]
         return {wish: size_bytes for wish, size_bytes in _TERM.iter_unpack(whole) if wish}
 
     def add_term(self, wish: int, capacity_bytes: int) -> None:
-        """Write down what a wish became; only in the opening moment."""
+        """Record the capacity that a wish became; the caller holds the opening lock."""
         number = len(self.terms())
-        if number < _TERMS_MAX:  # else those who come with this wish reckon again
+        if number < _TERMS_MAX:  # else later users with this wish compute it again
             at = _TERMS_AT + _TERM.size * number
             os.pwrite(self.state_descriptor, _TERM.pack(wish, capacity_bytes), at)
 
     @property
     def data_bytes(self) -> int:
-        """Return how long the data file is."""
+        """Return the length of the data file."""
         return os.fstat(self.data_descriptor).st_size
 
     @property
     def data_taken_bytes(self) -> int:
-        """Return what the units take on their device."""
+        """Return the room that the units take on their device."""
         return os.fstat(self.data_descriptor).st_blocks * 512
 
     @property
     def room_taken_bytes(self) -> int:
-        """Return what the files take on their device."""
+        """Return the room that all files take on their device."""
         descriptors = (
             self.data_descriptor,
             self.sums_descriptor,
@@ -360,7 +362,9 @@ class TierFiles:
         return sum(os.fstat(d).st_blocks for d in descriptors) * 512
 
     def close(self) -> None:
-        """Close all descriptors, which lets go of all locks; who still asks finds nothing."""
+        """Close all descriptors, which drops all locks; later calls find no units."""
+        # First, so that threads that still read do not use a number that means another file by
+        # then.
         self.is_lost = True
         for name in ("data", "sums", "cells", "state"):
             descriptor = getattr(self, f"{name}_descriptor")
@@ -379,7 +383,7 @@ def _read_header_or_none(descriptor: int) -> Header | None:
 
 
 def read_into(descriptor: int, target: memoryview, offset: int) -> bool:
-    """Fill a buffer from a file; False where the file ends before."""
+    """Fill a buffer from a file; False if the file ends before."""
     count = os.preadv(descriptor, [target], offset)
     while 0 < count < target.nbytes:
         target, offset = target[count:], offset + count
@@ -388,7 +392,7 @@ def read_into(descriptor: int, target: memoryview, offset: int) -> bool:
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of it, however many calls that takes."""
+    """Write all bytes, in as many calls as it takes."""
     while data.nbytes:
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count
@@ -398,7 +402,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def punch(descriptor: int, offset: int, length: int) -> bool:
-    """Make a hole in a file; False where the file system cannot."""
+    """Make a hole in a file; False if the file system cannot."""
     fallocate = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)
     if fallocate is None:
         return False

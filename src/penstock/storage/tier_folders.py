@@ -1,9 +1,9 @@
-"""Folders of tiers: made safely in places that others can write to, removed without touching more.
+"""Folders of tiers: made safely where other users can write, and removed without other files.
 
-/dev/shm and /tmp belong to everybody. So a folder is made with `mkdir`, opened without following
-links, and used only if it is a real folder of this user; whatever happens inside goes through its
-descriptor, never again through its path. Files are removed by name, and only the names we write,
-in a folder that carries our mark; `rmdir` then refuses where anything else is left.
+Everybody can write to /dev/shm and /tmp. So a folder is made with `mkdir`, opened without following
+links, and used only if it is a real folder of this user. From then on it is used through its
+descriptor, never again through its path. Only files with names that we write are removed, and only
+from a folder that carries our mark; `rmdir` then fails if any other file is left.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from penstock.storage.tier_sizes import Wish
 
 META, DATA, SUMS, CELLS, STATE, LOCK = "meta.json", "data", "sums", "cells", "state", "lock"
 IDENTITY = "identity"
-"""See `tier_identity`: beside the files of a memory tier, or beside the folders of disk tiers."""
+"""A file beside those of a memory tier, or beside the folders of disk tiers (`tier_identity`)."""
 PARTS = (DATA, SUMS, CELLS, STATE)
-"""What takes room."""
+"""The files that take room."""
 PAYLOAD = (IDENTITY, META, *PARTS)
-"""In the order of removal. `state` carries our mark, so it is made first and goes last."""
+"""In the order of removal. `state` carries our mark, so it is the first made and the last
+removed."""
 
 _LOCK_MARK = b"penstock tier\n"
 
@@ -34,7 +35,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class NoTierError(Exception):
-    """A tier cannot be had; the run goes on without it. The message says why and what to do."""
+    """A tier cannot be opened, and the run goes on without it. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +45,24 @@ class Folder:
     path: str
     descriptor: int
     is_shared: bool = False
-    """Whether files of several users lie in it, see `_is_shared`."""
+    """Whether several users keep files in it, see `_is_shared`."""
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Return what tells it from all other folders."""
+        """Return device and inode, which no other folder has."""
         status = os.fstat(self.descriptor)
         return status.st_dev, status.st_ino
 
     def names(self) -> list[str]:
-        """Return what lies in it."""
+        """Return the names in it, sorted."""
         return sorted(os.listdir(self.descriptor))  # noqa: PTH208
 
+    def status(self, name: str) -> os.stat_result:
+        """Return the status of a file in it; of a link, not of its target."""
+        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+
     def open_file(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Open one of our own files in it; a link or somebody else's file is an `OSError`."""
+        """Open one of our files in it; a link or another user's file is an `OSError`."""
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         status = os.fstat(descriptor)
@@ -70,13 +75,13 @@ class Folder:
         raise OSError(errno.EPERM, "not a file of this user", f"{self.path}/{name}")
 
     def close(self) -> None:
-        """Close it."""
+        """Close its descriptor."""
         os.close(self.descriptor)
 
 
 @contextlib.contextmanager
-def leaving_out(path: str) -> Iterator[None]:
-    """Turn what the system refuses into the reason why a tier is left out."""
+def no_tier_errors(path: str) -> Iterator[None]:
+    """Turn an error of the system into the reason why a tier is left out."""
     try:
         yield
     except OSError as error:
@@ -94,7 +99,7 @@ def leaving_out(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def root_of(wish: Wish, *, make: bool = True) -> Iterator[Folder]:
-    """Give the folder that holds all tiers of this user in the place of a wish."""
+    """Yield the folder with all tiers of this user in the place of a wish."""
     base = _base_of(wish)
     try:
         root = _root(base, wish, make=make)
@@ -117,21 +122,21 @@ def _base_of(wish: Wish) -> Folder:
             "name another"
         ) from error
     except OSError as error:
-        with leaving_out(path):
+        with no_tier_errors(path):
             raise error
 
 
 SHARED_MARK = ".penstock-shared"
-"""Put into a folder by root, it lets users whom the folder's mode admits share their tiers."""
+"""If root puts this file into a folder, users that may write to the folder share their tiers."""
 
 
 def _is_shared(base: Folder) -> bool:
-    """Return whether root has set a folder up for several users (`penstock node --share`).
+    """Return whether root has set up a folder for several users (`penstock node --share`).
 
-    They can spoil each other's bytes then, so only root may decide it.
+    These users can damage each other's bytes, so only root may decide it.
     """
     try:
-        mark = os.stat(SHARED_MARK, dir_fd=base.descriptor, follow_symlinks=False)
+        mark = base.status(SHARED_MARK)
     except OSError:
         return False
     return mark.st_uid == os.fstat(base.descriptor).st_uid == 0
@@ -148,7 +153,7 @@ def _root(base: Folder, wish: Wish, *, make: bool) -> Folder:
         root = open_folder(base, "penstock", make=make)
     if not is_shared_by_nodes(base.descriptor):
         return root
-    try:  # a tier belongs to a node: its maps and locks do not reach further
+    try:  # a tier belongs to one node, because its locks do not reach further
         return open_folder(root, f"node-{os.uname().nodename}", make=make)
     finally:
         root.close()
@@ -180,20 +185,20 @@ def is_shared_by_nodes(descriptor: int, mounts: str = "/proc/self/mountinfo") ->
 
 def _is_free_or_ours(base: Folder, name: str) -> bool:
     try:
-        status = os.stat(name, dir_fd=base.descriptor, follow_symlinks=False)
+        status = base.status(name)
     except FileNotFoundError:
         return True
-    # A link is left to `open_folder`, which refuses it.
+    # A link counts as ours here; `open_folder` then refuses it.
     return status.st_uid == os.geteuid() or stat.S_ISLNK(status.st_mode)
 
 
 def open_folder(parent: Folder, name: str, *, make: bool = True) -> Folder:
-    """Open a folder of this user, and make it where there is none."""
+    """Open a folder of this user; make it if there is none."""
     path = f"{parent.path.rstrip('/')}/{name}"
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent.descriptor)
-            if parent.is_shared:  # whatever our umask says
+            if parent.is_shared:  # the umask must not keep other users out
                 mode = stat.S_IMODE(os.fstat(parent.descriptor).st_mode)
                 os.chmod(name, mode, dir_fd=parent.descriptor)
     try:
@@ -222,9 +227,10 @@ def _check_owner(folder: Folder) -> None:
 
 
 def open_lock(folder: Folder) -> int | None:
-    """Open the lock file, made where there is none; None where it is not ours."""
+    """Open the lock file, made if there is none; None if it is not ours."""
     names = folder.names()
-    # The lock is the first file that we make and the last that we remove.
+    # The lock is the first file that we make and the last that we remove: without it, the other
+    # files are not ours.
     if LOCK not in names and set(names) & set(PAYLOAD):
         return None
     try:
@@ -243,7 +249,7 @@ def open_lock(folder: Folder) -> int | None:
 
 
 def has_only_lock(folder: Folder) -> bool:
-    """Return whether nothing is left of a tier but its lock: it was half made or half removed."""
+    """Return whether a tier has only its lock left: it was half made or half removed."""
     if [name for name in folder.names() if not name.startswith(TEMPORARY_PREFIX)] != [LOCK]:
         return False
     descriptor = folder.open_file(LOCK, os.O_RDONLY)
@@ -254,7 +260,7 @@ def has_only_lock(folder: Folder) -> bool:
 
 
 def remove_payload(folder: Folder) -> None:
-    """Remove what we wrote, but for the lock. The caller has made sure that it is ours."""
+    """Remove all files of a tier but its lock. The caller has checked that they are ours."""
     unfinished = [name for name in folder.names() if name.startswith(TEMPORARY_PREFIX)]
     for name in (*unfinished, *PAYLOAD):
         _unlink(folder, name)
@@ -263,7 +269,7 @@ def remove_payload(folder: Folder) -> None:
 def remove_lock(folder: Folder, parent: Folder) -> None:
     """Remove the lock file and the folder, if nothing else is in it."""
     _unlink(folder, LOCK)
-    with contextlib.suppress(OSError):  # something lies there that is not ours
+    with contextlib.suppress(OSError):  # files of others are left there
         os.rmdir(folder.path.rpartition("/")[2], dir_fd=parent.descriptor)
 
 
@@ -273,17 +279,12 @@ def _unlink(folder: Folder, name: str) -> None:
 
 
 def write_named(folder: Folder, name: str, data: bytes, *, size_bytes: int = 0) -> None:
-    """Write a file, with zeros to a size, and give it its name in one step."""
+    """Write a file, extend it with zeros to a size, and give it its name in one step."""
     temporary = f"{TEMPORARY_PREFIX}{os.getpid()}-{name}"
     _unlink(folder, temporary)
     descriptor = folder.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        rest = memoryview(data)
-        while rest.nbytes:
-            rest = rest[os.write(descriptor, rest) :]
-        if size_bytes > len(data):
-            os.ftruncate(descriptor, size_bytes)
-    finally:
-        os.close(descriptor)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.truncate(max(len(data), size_bytes))
     inside = folder.descriptor
     os.rename(temporary, name, src_dir_fd=inside, dst_dir_fd=inside)

@@ -1,9 +1,9 @@
-"""Tiers that lie about: what there is, what is in use, and giving up what is not.
+"""Finds existing tiers, tells which are in use, and evicts unused ones.
 
-After `kill -9` a memory tier stays. The next run of the same user reuses it if it wants the same
-data set and removes it otherwise. Disk tiers stay on purpose; when room is lacking, those that
-nobody uses are given up, the one unused for longest first. A tier in use is never touched, and
-nothing is removed from a folder without our mark.
+After `kill -9` a memory tier stays. The next run of the same user reuses it if it has the same data
+set, and removes it otherwise. Disk tiers stay on purpose; if room is short, unused ones are
+evicted, the least recently used first. A tier in use is never touched, and no file is removed from
+a folder without our mark.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.storage.tier_folders import (
 from penstock.storage.tier_header import header_in, is_marked, meta_in
 from penstock.storage.tier_identity import read_identity
 from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
-from penstock.storage.tier_registry import in_turn, is_open_here
+from penstock.storage.tier_registry import is_open_here, registry_locked
 from penstock.storage.tier_sizes import Wish
 from penstock.units import show_bytes
 
@@ -45,19 +45,19 @@ class FoundTier:
     name: str
     is_used: bool
     size_bytes: int
-    """What its files take."""
+    """The room that its files take."""
     promised_bytes: int
-    """What its users may fill."""
+    """The bytes that its users may fill."""
     used_at_s: float
     """When it was last opened or closed, in seconds since 1970."""
     about: dict[str, str] = field(default_factory=dict)
     made: str = ""
     node: str = ""
-    """The name under which other nodes know who keeps it; empty where none was made."""
+    """The name of the node that keeps it (`tier_identity`); empty if it has none."""
 
 
 def found_tiers(wish: Wish) -> list[FoundTier]:
-    """Return the tiers of this user in the place of a wish, longest unused first."""
+    """Return the tiers of this user in the place of a wish, the least recently used first."""
     try:
         with root_of(wish, make=False) as root:
             return tiers_in(root, wish.kind)
@@ -66,7 +66,7 @@ def found_tiers(wish: Wish) -> list[FoundTier]:
 
 
 def remove_found(wish: Wish, tier: FoundTier) -> bool:
-    """Remove a tier that was found, if it is ours and nobody uses it by now."""
+    """Remove a tier that was found, if it is ours and still unused."""
     try:
         with root_of(wish, make=False) as root:
             return remove_unused(root, tier.name)
@@ -75,7 +75,7 @@ def remove_found(wish: Wish, tier: FoundTier) -> bool:
 
 
 def tiers_in(root: Folder, kind: str) -> list[FoundTier]:
-    """Return the tiers in a root folder, longest unused first."""
+    """Return the tiers in a root folder, the least recently used first."""
     found = []
     for name in root.names():
         with _looked_at(root, name) as (folder, is_used):
@@ -95,7 +95,7 @@ def _found(folder: Folder, kind: str, name: str, *, is_used: bool) -> FoundTier:
         is_used=is_used,
         size_bytes=_taken_bytes(folder),
         promised_bytes=header.promised_bytes if header else 0,
-        used_at_s=_status(folder, LOCK).st_mtime if LOCK in folder.names() else 0.0,
+        used_at_s=folder.status(LOCK).st_mtime if LOCK in folder.names() else 0.0,
         about={str(k): str(v) for k, v in about.items()} if isinstance(about, dict) else {},
         made=str(meta.get("made", "")),
     )
@@ -103,34 +103,30 @@ def _found(folder: Folder, kind: str, name: str, *, is_used: bool) -> FoundTier:
 
 def _taken_bytes(folder: Folder) -> int:
     names = [name for name in PARTS if name in folder.names()]
-    return sum(_status(folder, name).st_blocks for name in names) * 512
-
-
-def _status(folder: Folder, name: str) -> os.stat_result:
-    return os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
+    return sum(folder.status(name).st_blocks for name in names) * 512
 
 
 @contextlib.contextmanager
 def _looked_at(root: Folder, name: str) -> Iterator[tuple[Folder | None, bool]]:
-    """Give a folder and whether anybody uses it; nobody can begin to until the block ends."""
-    with in_turn(), contextlib.ExitStack() as stack:
+    """Yield a folder and whether it is in use; nobody can begin to use it before the block ends."""
+    with registry_locked(), contextlib.ExitStack() as stack:
         try:
             folder = open_folder(root, name, make=False)
             stack.callback(folder.close)
-            if is_open_here(folder):  # opening its lock file again would drop our locks
+            if is_open_here(folder):  # closing a second descriptor would drop our locks on it
                 yield folder, True
                 return
             locks = RecordLocks(folder.open_file(LOCK))
             stack.callback(os.close, locks.descriptor)
             is_used = not (locks.try_alone(OPENING) and locks.try_alone(USERS))
-        except (OSError, ValueError):  # not ours: a file, a link, somebody's folder, no lock
+        except (OSError, ValueError):  # not ours: a file, a link, another user's folder, no lock
             yield None, False
             return
         yield folder, is_used
 
 
 def remove_unused(root: Folder, name: str) -> bool:
-    """Remove a tier of ours that nobody uses; return whether it is gone."""
+    """Remove a tier of ours if it is unused; return whether it was removed."""
     with _looked_at(root, name) as (folder, is_used):
         if folder is None or is_used or not (is_marked(folder) or has_only_lock(folder)):
             return False
@@ -140,20 +136,20 @@ def remove_unused(root: Folder, name: str) -> bool:
 
 
 def sweep(root: Folder, keep: str) -> None:
-    """Remove what is left of memory tiers that nobody uses, but for the one that is wanted."""
+    """Remove unused memory tiers, except the one to keep."""
     for name in root.names():
         if not is_named(name, keep) and remove_unused(root, name):
-            _log.info("removed %s/%s, a memory tier that nobody uses", root.path, name)
+            _log.info("removed %s/%s, an unused memory tier", root.path, name)
 
 
 def is_named(name: str, wanted: str) -> bool:
-    """Return whether a folder's name is a tier's, or that of a sibling made beside it."""
+    """Return whether a folder has the name of a tier, or of a numbered sibling of it."""
     stem, _, number = name.rpartition("-")
     return name == wanted or (stem == wanted and number.isdigit())
 
 
-def give_up(root: Folder, keep: str, needed_bytes: int) -> int:
-    """Remove unused tiers, longest unused first, until so much is free; return how much it is."""
+def evict_unused(root: Folder, keep: str, needed_bytes: int) -> int:
+    """Remove unused tiers, the least recently used first; return how many bytes this freed."""
     freed_bytes = 0
     for tier in tiers_in(root, "disk"):
         if freed_bytes >= needed_bytes:
@@ -172,7 +168,7 @@ def give_up(root: Folder, keep: str, needed_bytes: int) -> int:
 
 
 def promised_elsewhere_bytes(root: Folder, keep: str) -> int:
-    """Return what users of other tiers here may still fill."""
+    """Return the bytes that users of other tiers here may still fill."""
     return sum(
         max(0, tier.promised_bytes - tier.size_bytes)
         for tier in tiers_in(root, "")

@@ -1,4 +1,4 @@
-"""What a tier's files say about it: the header of `state`, `meta.json`, and whether both fit."""
+"""The description of a tier in its files: the header of `state`, and `meta.json`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _MAGIC = b"PENSTOCK"
 _FIELDS = struct.Struct("<8sIIQQqqq")
 FIELDS_BYTES = _FIELDS.size
 HEADER_BYTES = 512
-"""The fields, then what users of the tier tell each other (`tier_files`)."""
+"""The fields, then values that users of the tier share (`tier_files`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What all users of a tier agree on."""
+    """The fields that all users of a tier agree on."""
 
     magic: bytes = _MAGIC
     format: int = FORMAT
     generation: int = 0
     num_units: int
     digest: int
-    """Of the layout."""
+    """A hash of the layout."""
     promised_bytes: int = 0
     """The most that any user of this generation may fill."""
     first: int = 0
-    """Where the units begin in the layout that whoever began this generation places here."""
+    """Where the part of the layout begins that the first user of this generation placed here."""
     last: int = 0
-    """Where they end."""
+    """Where that part ends."""
 
     def packed(self) -> bytes:
         """Return the header as bytes."""
@@ -46,7 +46,7 @@ class Header:
 
 
 def read_header(descriptor: int) -> Header | None:
-    """Return the header of a state file; None where it does not carry our mark."""
+    """Return the header of a state file; None if it does not carry our mark."""
     data = os.pread(descriptor, _FIELDS.size, 0)
     if len(data) < _FIELDS.size or data[:8] != _MAGIC:
         return None
@@ -55,7 +55,7 @@ def read_header(descriptor: int) -> Header | None:
 
 
 def header_in(folder: Folder) -> Header | None:
-    """Return the header of the tier in a folder; None where there is none of ours."""
+    """Return the header of the tier in a folder; None if there is none of ours."""
     try:
         descriptor = folder.open_file(STATE, os.O_RDONLY)
     except OSError:
@@ -67,7 +67,7 @@ def header_in(folder: Folder) -> Header | None:
 
 
 def meta_in(folder: Folder) -> dict[str, object]:
-    """Return what a tier says about itself; empty where that cannot be read."""
+    """Return the contents of `meta.json`; empty if it cannot be read."""
     try:
         descriptor = folder.open_file(META, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
@@ -78,12 +78,12 @@ def meta_in(folder: Folder) -> dict[str, object]:
 
 
 def is_marked(folder: Folder) -> bool:
-    """Return whether the files in a folder are ours to remove."""
+    """Return whether the files in a folder carry our mark, so that we may remove them."""
     return header_in(folder) is not None or bool(meta_in(folder))
 
 
 def fits(folder: Folder, shape: TierShape) -> bool:
-    """Return whether a folder holds a whole tier of this shape and format."""
+    """Return whether a folder holds a complete tier of this shape and format."""
     header, meta = header_in(folder), meta_in(folder)
     if header is None or (header.format, meta.get("format")) != (FORMAT, FORMAT):
         return False
@@ -116,8 +116,9 @@ def _size_in(folder: Folder, name: str) -> int:
 
 
 def make_files(folder: Folder, shape: TierShape) -> None:
-    """Write the files of an empty tier; the folder has none of these names."""
+    """Write the files of an empty tier into a folder that has none of them."""
     header = Header(generation=1, num_units=shape.num_units, digest=shape.digest)
+    # First, because it carries our mark: without it, the other files could never be removed.
     write_named(folder, STATE, header.packed(), size_bytes=HEADER_BYTES + shape.num_units)
     sizes = {SUMS: 8 * shape.num_units, CELLS: _cells_bytes(shape), DATA: 0}
     for name, size_bytes in sizes.items():

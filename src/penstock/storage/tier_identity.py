@@ -1,12 +1,12 @@
-"""The name of a node as a keeper of bytes: 32 hex digits that lie where its bytes lie.
+"""The identity of a node: a name of 32 hex digits, stored where its bytes are stored.
 
-Homes are drawn by name. A name that comes with the disk keeps a node's units its own when it is
-started again, under another address or with other ranks. Without a disk there is nothing to come
-back to: the name then lies beside the first memory tier and goes with it, so that all ranks of a
-node still have the same.
+The homes of units depend on the names of nodes. Because the name lies on the disk, a node that
+restarts with another address or other ranks keeps its units. A node without a disk loses its units
+when it restarts, so its name lies beside the first memory tier and is lost with it; until then, all
+ranks of the node have the same name.
 
-Two disks with one name, as after copying a machine, would be one home. Joining refuses that, and
-removing the file named here makes a new one.
+Two disks with the same name, as after copying a machine, would be the same home. Joining a run
+refuses that; to get a new name, remove the file.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ _log = logging.getLogger("penstock.storage")
 
 
 def identity_of(tiers: Sequence[tuple[str, str]]) -> str:
-    """Return the name of a node with tiers of some kinds in some folders."""
+    """Return the name of a node, given the kinds and folders of its tiers."""
     disks = [path.rpartition("/")[0] for kind, path in tiers if kind == "disk"]
     places = disks or [path for _, path in tiers]
-    if not places:
-        return secrets.token_hex(16)
-    folder = Folder(path=places[0], descriptor=os.open(places[0], os.O_RDONLY | os.O_DIRECTORY))
+    return identity_in(places[0]) if places else secrets.token_hex(16)
+
+
+def identity_in(path: str, file: str = IDENTITY) -> str:
+    """Return the name in a file of a folder; the first process to come makes it."""
+    folder = Folder(path=path, descriptor=os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     try:
-        return _kept_in(folder)
+        return _kept_in(folder, file)
     finally:
         folder.close()
 
 
-def _kept_in(folder: Folder) -> str:
-    """Return the name that lies in a folder, made by whoever is first."""
-    for _ in range(_TRIES_MAX):
-        found = read_identity(folder)
+def _kept_in(folder: Folder, file: str) -> str:
+    for _ in range(_TRIES_MAX):  # another process may make the file between the two lines
+        found = read_identity(folder, file)
         if found is not None:
             return found
-        _make(folder)
-    # No room, or something of that name that we did not write. All ranks here must still agree.
+        _make(folder, file)
+    # There is no room, or a file that we did not write. All ranks of the node must still agree.
     _log.warning(
-        "%s/%s is not the name of a node and cannot be made, so this machine gets one until it "
-        "starts anew; remove the file, or make some room there",
+        "%s/%s holds no name of a node and cannot be made, so this machine gets a name until its "
+        "next reboot; remove the file, or make some room there",
         folder.path,
-        IDENTITY,
+        file,
     )
     here = f"{os.uname().nodename} {_boot_id()} {folder.path}"
     return xxhash.xxh3_128_hexdigest(here.encode())
@@ -67,10 +69,10 @@ def _boot_id() -> str:
     return ""
 
 
-def read_identity(folder: Folder) -> str | None:
-    """Return the name that lies in a folder; None where there is none."""
+def read_identity(folder: Folder, file: str = IDENTITY) -> str | None:
+    """Return the name in a folder; None if there is none."""
     try:
-        descriptor = folder.open_file(IDENTITY, os.O_RDONLY)
+        descriptor = folder.open_file(file, os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -80,15 +82,15 @@ def read_identity(folder: Folder) -> str | None:
     return text if re.fullmatch("[0-9a-f]{32}", text) else None
 
 
-def _make(folder: Folder) -> None:
-    """Give a whole file its name, unless there is one: `link` is exclusive as O_EXCL is."""
+def _make(folder: Folder, file: str) -> None:
+    """Write a file, then link it to its name; `link` fails if another process was first."""
     temporary, inside = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}", folder.descriptor
     with contextlib.suppress(OSError):
         descriptor = folder.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             os.write(descriptor, f"{secrets.token_hex(16)}\n".encode())
             os.fsync(descriptor)  # else a crash of the machine could leave an empty one
-            os.link(temporary, IDENTITY, src_dir_fd=inside, dst_dir_fd=inside)
+            os.link(temporary, file, src_dir_fd=inside, dst_dir_fd=inside)
         finally:
             os.close(descriptor)
             os.unlink(temporary, dir_fd=inside)

@@ -1,17 +1,17 @@
-"""Who does what with a tier: the kernel's record locks on bytes of one file.
+"""Locks of a tier: the kernel's record locks on bytes of one file.
 
-    byte 0          the opening moment: held alone while a tier is opened, closed or removed
-    byte 1          the users: each process shares it as long as it has the tier open
-    byte 16 + unit  a claim: whoever holds it alone fills that unit
+    byte 0          the opening lock: held exclusively while a tier is opened, closed or removed
+    byte 1          the users' lock: each process shares it as long as it has the tier open
+    byte 16 + unit  a claim: the process that holds it exclusively fills that unit
 
-No process is in charge. A lock goes with its process, however that dies, so there is nothing to
-clean up and nothing to time out. Byte 1 is only taken by those who hold byte 0: so "nobody else
-holds byte 1" means what it says.
+No process is in charge. The kernel drops a lock when its process dies, for whatever reason, so no
+stale locks remain and none needs a time-out. Only a process that holds byte 0 takes byte 1. So
+while it holds byte 0, no process can become a user, and "nobody else holds byte 1" stays true.
 
-These are POSIX locks and not those of an open file description: a forked child would keep the
-latter alive after its parent was killed. The price: they belong to the *process* and all go when
-it closes any descriptor of the file. So a process opens the lock file of a tier once
-(`tier_registry`), and claims of its threads are told apart by a set.
+These are POSIX locks, not locks of an open file description, which a forked child would keep after
+its parent was killed. The price: they belong to the *process*, and all of them are dropped when it
+closes any descriptor of the file. So a process opens the lock file of a tier only once
+(`tier_registry`), and a set tells the claims of its threads apart.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import logging
 import os
 import struct
 import threading
+import time
 
-from penstock.clock import Clock, SystemClock
 from penstock.storage.process_wait import ProcessWait
 
 OPENING = 0
@@ -46,37 +46,38 @@ class RecordLocks:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start over in a child: locks are not inherited."""
+        """Start again without locks in a child, which does not inherit them."""
+        # Guards the claims, and the descriptor against `close`: releasing a unit in a thread must
+        # not unlock a byte of another file that got the same number.
         self._mutex = threading.Lock()
         self._claimed: set[int] = set()
         self.can_claim = True
-        """Whether claims hold among processes."""
+        """Whether the file system can lock units against other processes."""
 
     def try_alone(self, byte: int) -> bool:
-        """Take a byte alone if nobody else has it; a share that we have becomes that."""
+        """Lock a byte exclusively if nobody else has it; a shared lock of ours is converted."""
         return self._lock(fcntl.LOCK_EX, byte)
 
     def try_shared(self, byte: int) -> bool:
-        """Take a share of a byte if nobody has it alone."""
+        """Share a byte's lock if nobody else holds it exclusively; our own is converted."""
         return self._lock(fcntl.LOCK_SH, byte)
 
     def drop(self, byte: int) -> None:
-        """Let go of a byte."""
+        """Unlock a byte."""
         fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, byte)
 
-    def wait_alone(self, byte: int, clock: Clock | None = None) -> bool:
-        """Take a byte alone, waiting for others; False when they do not let go."""
-        clock = clock or SystemClock()
-        patience, pause_s = ProcessWait(clock), 0.001
+    def wait_alone(self, byte: int) -> bool:
+        """Lock a byte exclusively, waiting for others; False if they do not unlock it."""
+        patience, pause_s = ProcessWait(), 0.001
         while not self.try_alone(byte):
             if patience.is_over(self.holder(byte)):
                 return False
-            clock.sleep(pause_s)
+            time.sleep(pause_s)
             pause_s = min(0.05, pause_s * 1.5)
         return True
 
     def holder(self, byte: int) -> int | None:
-        """Return the process that holds a byte; None where there is none, or it is hidden."""
+        """Return the process that holds a byte; None if there is none, or it is not visible."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         try:
             found = _FLOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_GETLK, asked))
@@ -94,14 +95,14 @@ class RecordLocks:
         return True
 
     def close(self) -> None:
-        """Close the file, which lets go of all locks; nothing is locked by this any more."""
+        """Close the file, which drops all locks of this process on it."""
         with self._mutex:
             descriptor, self.descriptor = self.descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
 
     def claim(self, unit: int) -> bool:
-        """Take a unit alone, among all threads of all processes."""
+        """Claim a unit, against all other threads and processes; does not wait."""
         with self._mutex:
             if self.descriptor < 0 or unit in self._claimed or not self._claim_of_process(unit):
                 return False
@@ -114,7 +115,7 @@ class RecordLocks:
         try:
             return self.try_alone(_CLAIMS_FROM + unit)
         except OSError as error:
-            # Claims save work, they do not guard bytes: two who fill a unit write the same.
+            # Claims save work and protect no bytes: two processes that fill a unit write the same.
             self.can_claim = False
             _log.warning(
                 "units of a tier cannot be locked (%s): processes may fetch some bytes twice",
@@ -123,11 +124,11 @@ class RecordLocks:
             return True
 
     def has_claimed(self, unit: int) -> bool:
-        """Return whether some thread of this process holds a unit."""
+        """Return whether a thread of this process has claimed a unit."""
         return unit in self._claimed
 
     def release(self, unit: int) -> None:
-        """Let go of a unit."""
+        """Give back the claim of a unit."""
         with self._mutex:
             self._claimed.discard(unit)
             if self.can_claim and self.descriptor >= 0:

@@ -1,15 +1,15 @@
-"""From what a user wishes for to open tiers.
+"""Opens the tiers that a user wishes for.
 
-Each wish is opened in its turn and takes the next part of the layout. In the opening moment the
-size is settled: who comes first reckons with what is free and writes down what came of it, who
-joins with the same wish takes that over, so that all ranks of a node cut the layout at one place.
-Who is alone also begins a new generation and gives back the room of units that have no place here
-any more.
+The wishes are opened one after another, and each takes the next part of the layout. Sizes are
+decided under the opening lock. The first process computes a size from the free room and records it;
+processes that join with the same wish use the recorded size, so that all ranks of a node cut the
+layout at the same place. A process that is the only user also begins a new generation, and frees
+the room of units that no longer have a place here.
 
-Where several nodes share a data set (`placed=False`) only the sizes are settled here. Which units
-belong to this node is said later and may be any of the layout, so the data file, sparse as it is,
-reaches to the layout's end: a file system whose files cannot is found out before others count on
-the tier.
+If several nodes share a data set (`placed=False`), only sizes are decided here. `Tiers.place` says
+later which units belong to this node, and these may lie anywhere in the layout. So the sparse data
+file extends to the end of the layout from the start. A file system that cannot hold such a file is
+then found out before other nodes rely on the tier.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from penstock.errors import OptionError
 from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_cells import CELL_BYTES
 from penstock.storage.tier_files import TierFiles
-from penstock.storage.tier_folders import Folder, NoTierError, leaving_out, root_of
-from penstock.storage.tier_found import give_up, promised_elsewhere_bytes, sweep
+from penstock.storage.tier_folders import Folder, NoTierError, no_tier_errors, root_of
+from penstock.storage.tier_found import evict_unused, promised_elsewhere_bytes, sweep
 from penstock.storage.tier_registry import TierOpening, opening
 from penstock.storage.tier_shape import Bools, TierShape
 from penstock.storage.tier_sizes import (
@@ -40,15 +40,15 @@ from penstock.storage.tier_sizes import (
 from penstock.units import show_bytes
 
 _TRIES_MAX = 20
-"""The last user of a memory tier removes its folder, perhaps just when we open it."""
+"""Tries to open a tier: the last user of a memory tier may remove its folder at the same moment."""
 
 _log = logging.getLogger("penstock.storage")
 
 
 def open_tiers(wishes: Sequence[Wish], shape: TierShape, *, placed: bool = True) -> Tiers:
-    """Open the tiers of a node, the fastest first; those that cannot be had are left out.
+    """Open the tiers of a node, the fastest first; those that cannot be opened are left out.
 
-    With `placed=False` no unit has its place here until `Tiers.place` says so.
+    With `placed=False`, no unit has its place here before `Tiers.place`.
     """
     _check(wishes)
     tiers: list[Tier] = []
@@ -68,7 +68,7 @@ def open_tiers(wishes: Sequence[Wish], shape: TierShape, *, placed: bool = True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TierRequest:
-    """What one tier is opened for."""
+    """One tier to open."""
 
     wish: Wish
     shape: TierShape
@@ -78,12 +78,12 @@ class _TierRequest:
 
     @property
     def hash(self) -> int:
-        """Equal for those who must get the same capacity."""
+        """Equal for processes that must get the same capacity."""
         how = "from" if self.placed else "by span behind"
         return xxhash.xxh3_64_intdigest(f"{self.wish.size} {how} {self.first}".encode())
 
     def part(self, capacity_bytes: int) -> tuple[int, int]:
-        """Return where in the layout the units begin and end that a node alone keeps here."""
+        """Return the part of the layout that belongs here, if the node is alone."""
         if not self.placed:
             return 0, 0
         return self.first, self.shape.cut(self.first, capacity_bytes)
@@ -101,7 +101,7 @@ def _check(wishes: Sequence[Wish]) -> None:
 
 def _tier_or_none(asked: _TierRequest) -> Tier | None:
     try:
-        with leaving_out(asked.wish.place):
+        with no_tier_errors(asked.wish.place):
             return _tier(asked)
     except NoTierError as error:
         _log.warning("no %s tier: %s. The run goes on without it", asked.wish.kind, error)
@@ -121,6 +121,7 @@ def _tier(asked: _TierRequest) -> Tier:
 
 def _tier_in(root: Folder, asked: _TierRequest) -> Tier:
     wish, shape = asked.wish, asked.shape
+    # Memory that a killed run has left is freed at once; disk tiers stay as long as there is room.
     if wish.kind == "memory":
         sweep(root, keep=shape.name)
     else:
@@ -131,25 +132,25 @@ def _tier_in(root: Folder, asked: _TierRequest) -> Tier:
         first, last = asked.part(capacity_bytes)
         if opened.is_alone:
             files.begin_generation()
-            # Computed columns are too many to look at now: their spare units go one by one.
+            # Computed columns have too many units to check now: `Spares` drops them one by one.
             if asked.placed and not opened.is_new and not shape.is_computed:
                 _trim(files, shape, capacity_bytes=capacity_bytes, first=first, last=last)
         files.grow(last if asked.placed else shape.size_bytes)
         _record(opened, asked.hash, capacity_bytes=capacity_bytes, first=first, last=last)
-        os.utime(files.locks.descriptor)
+        os.utime(files.locks.descriptor)  # when it was last used, for evictions
         return Tier(files, shape, capacity_bytes=capacity_bytes, first=first, last=last)
 
 
 def _make_room_for_files(root: Folder, wish: Wish, shape: TierShape) -> None:
-    """See to it that a tier can be made at all on a disk that is full of unused ones."""
+    """Evict unused tiers if the disk has no room even for the files of an empty one."""
     needed_bytes = 2**20 + 9 * shape.num_units
     lacking_bytes = needed_bytes - allowance_for(wish, root.path).free_bytes
     if lacking_bytes > 0:
-        give_up(root, shape.name, lacking_bytes)
+        evict_unused(root, shape.name, lacking_bytes)
 
 
 def _capacity(opened: TierOpening, root: Folder, asked: _TierRequest) -> int:
-    """Return how large the tier becomes; warn where that is less than what was wished for."""
+    """Return the size of the tier; warn if it is less than what the user wished for."""
     wish, shape = asked.wish, asked.shape
     settled = None if opened.is_alone else opened.files.terms().get(asked.hash)
     if settled is not None:
@@ -158,14 +159,14 @@ def _capacity(opened: TierOpening, root: Folder, asked: _TierRequest) -> int:
     wished = wished_bytes(wish, allowance)
     needed = min(wished, max(0, shape.size_bytes - asked.first))
     lacking = needed - usable_bytes(wish, allowance)
-    if lacking > 0 and wish.kind == "disk" and give_up(root, shape.name, lacking):
+    if lacking > 0 and wish.kind == "disk" and evict_unused(root, shape.name, lacking):
         allowance = _allowance(opened.files, root, wish, shape)
     usable = usable_bytes(wish, allowance)
     if usable <= 0:
         raise NoTierError(f"{allowance.bound} has no room left; {allowance.way_out}")
     if needed > usable:
         _log.warning(
-            "the %s tier in %s will be %s instead of %s: that is what %s leaves; %s",
+            "the %s tier in %s will be %s instead of %s, because of the limit of %s; %s",
             wish.kind,
             root.path,
             show_bytes(usable),
@@ -177,24 +178,24 @@ def _capacity(opened: TierOpening, root: Folder, asked: _TierRequest) -> int:
 
 
 def _allowance(files: TierFiles, root: Folder, wish: Wish, shape: TierShape) -> TierAllowance:
-    """Return what is free for this tier, counting what it holds and what others were promised."""
+    """Return what is free for this tier: with what it holds, without what others may still fill."""
     allowance = allowance_for(wish, root.path)
     sums_bytes = 8 * shape.num_units
     free_bytes = allowance.free_bytes + files.room_taken_bytes - sums_bytes
     free_bytes -= promised_elsewhere_bytes(root, shape.name)
-    free_bytes -= -(-8 * free_bytes // CELL_BYTES)  # what is kept takes a sum for each cell
+    free_bytes -= -(-8 * free_bytes // CELL_BYTES)  # each cell also takes a sum
     return replace(allowance, free_bytes=max(0, free_bytes))
 
 
 def _record(opened: TierOpening, key: int, *, capacity_bytes: int, first: int, last: int) -> None:
-    """Write down what was settled, for those who join."""
+    """Record the decided size, for processes that join."""
     files = opened.files
     if key not in files.terms():
         files.add_term(key, capacity_bytes)
     header = files.header
     if opened.is_alone:
         header = replace(header, promised_bytes=0, first=first, last=last)
-    elif header.first == header.last:  # so far only jobs of several nodes were here
+    elif header.first == header.last:  # so far only jobs on several nodes have used the tier
         header = replace(header, first=first, last=last)
     files.write_header(replace(header, promised_bytes=max(header.promised_bytes, last - first)))
 
@@ -202,10 +203,10 @@ def _record(opened: TierOpening, key: int, *, capacity_bytes: int, first: int, l
 def _trim(
     files: TierFiles, shape: TierShape, *, capacity_bytes: int, first: int, last: int
 ) -> None:
-    """Give back room of units without a place here, if what has one could not fit otherwise.
+    """Free the room of units that have no place here, if those that have one would not fit.
 
-    Units from before our part may belong to a faster tier now. In the first run after sizes have
-    changed they stay, to be copied from here instead of fetched again.
+    Units from before our part may belong to a faster tier now. In the first run after a change of
+    sizes they stay, so that they can be copied from here instead of fetched again.
     """
     assert isinstance(shape.offsets, np.ndarray)
     assert isinstance(shape.lengths, np.ndarray)
@@ -220,7 +221,9 @@ def _trim(
         is_spare &= shape.offsets >= last
     if excess_bytes > 0 and is_spare.any():
         spare = np.flatnonzero(is_spare)
-        spare = spare[np.argsort(shape.offsets[spare])][::-1]  # the least worthy first
+        spare = spare[np.argsort(shape.offsets[spare])][
+            ::-1
+        ]  # the end of the layout first: least useful
         count = int(np.searchsorted(np.cumsum(shape.lengths[spare]), excess_bytes)) + 1
         states[spare[:count]] = 0
         files.write_states(states)
@@ -229,12 +232,12 @@ def _trim(
 
 
 def _punch_absent(files: TierFiles, shape: TierShape, among: Bools) -> None:
-    """Give back the room of units that are not here, whoever dropped or half wrote them."""
+    """Free the room of absent units, which were dropped or half written."""
     assert isinstance(shape.lengths, np.ndarray)
     units = np.flatnonzero(among & (files.all_states() == 0) & (shape.lengths > 0))
     units = units[np.argsort(shape.offsets[units])]
     offsets, ends = shape.offsets[units], shape.ends(units)
-    # Units that lie side by side go in one call.
+    # One call for adjacent units.
     begins = np.flatnonzero(np.r_[True, offsets[1:] != ends[:-1]][: len(units)])
     for begin, end in zip(begins, np.r_[begins[1:], len(units)], strict=bool(len(units))):
         files.punch(int(offsets[begin]), int(ends[end - 1] - offsets[begin]))

@@ -1,21 +1,21 @@
-"""Which tier of a node each unit belongs to.
+"""The tier of a node to which each unit belongs.
 
-On a node alone the tiers cut the layout one after the other. Where several nodes share a data set,
-each has some *spans* of the layout, even pieces of a power of two of bytes, and a unit belongs to
-the span in which it begins. The units of a node's spans go to its fastest tier first, in the order
+On a single node, each tier takes the next part of the layout. If several nodes share a data set,
+each node has some *spans* of the layout: equal pieces of a power of two of bytes. A unit belongs to
+the span in which it begins. The units of a node's spans fill its fastest tier first, in the order
 of the layout, each tier up to its capacity.
 
-Places are only ever added: a node that takes over spans of a lost one keeps its own where they are.
-All ranks of a node that add the same spans in the same order agree, without a word.
+Places are only added: a node that takes over spans of a lost node keeps its own units where they
+are. All ranks of a node that add the same spans in the same order agree without communication.
 
-A byte a unit is kept, and for computed columns (`tier_shape`) only one a span; there a span is
-taken whole or not at all, and for its bytes counts all of the layout that it covers.
+This takes one byte per unit. Computed columns (`tier_shape`) take only one byte per span; there a
+span is placed as a whole or not at all, and counts with all bytes of the layout that it covers.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +28,23 @@ TIERS_MAX = 100
 Numbers = npt.NDArray[np.int8]
 
 
-class TierPlacement(Protocol):
+class TierPlacement(ABC):
     """Which tier each unit belongs to, by number."""
 
     placed_bytes: list[int]
     """By tier: bytes of the units that belong there."""
 
+    @abstractmethod
     def tier_of(self, units: Ints) -> Ints:
-        """Return the number of each unit's tier; `NOWHERE` where it has none."""
+        """Return the number of each unit's tier; `NOWHERE` if it has none."""
 
     def tier_of_one(self, unit: int) -> int:
-        """Return the same of one unit."""
+        """Return the number of one unit's tier; `NOWHERE` if it has none."""
+        return int(self.tier_of(np.array([unit], np.int64))[0])
 
 
 def places_of(shape: TierShape, parts: Sequence[tuple[int, int]]) -> TierPlacement:
-    """Return the places of a node alone: each tier has its part of the layout."""
+    """Return the places on a single node: each tier has its part of the layout."""
     assert len(parts) <= TIERS_MAX
     if shape.is_computed:
         return PartPlaces(shape, parts)
@@ -58,7 +60,7 @@ def places_of(shape: TierShape, parts: Sequence[tuple[int, int]]) -> TierPlaceme
     return UnitPlaces(numbers, placed_bytes)
 
 
-class UnitPlaces:
+class UnitPlaces(TierPlacement):
     """Places that are known unit by unit."""
 
     def __init__(self, numbers: Numbers, placed_bytes: list[int]) -> None:
@@ -82,7 +84,7 @@ class UnitPlaces:
     def put(self, units: Ints, number: int) -> None:
         """Let units belong to a tier, or to none.
 
-        Other threads may be asking: they see each unit in its old place or in its new one.
+        Needs no lock: a thread that reads meanwhile sees each unit in its old or its new place.
         """
         self._numbers[units] = number
 
@@ -104,8 +106,8 @@ class UnitPlaces:
         return are_new
 
 
-class PartPlaces:
-    """Places of a node alone, computed from where the parts begin and end."""
+class PartPlaces(TierPlacement):
+    """Places on a single node, computed from where the parts begin and end."""
 
     def __init__(self, shape: TierShape, parts: Sequence[tuple[int, int]]) -> None:
         self._shape, self._parts = shape, parts
@@ -121,12 +123,8 @@ class PartPlaces:
             found[(offsets >= first) & (ends <= last)] = number
         return found
 
-    def tier_of_one(self, unit: int) -> int:
-        """Return the number of a unit's tier."""
-        return int(self.tier_of(np.array([unit], np.int64))[0])
 
-
-class SpanPlaces:
+class SpanPlaces(TierPlacement):
     """Places that are known span by span."""
 
     def __init__(
@@ -146,10 +144,6 @@ class SpanPlaces:
         found: Ints = self._numbers[spans].astype(np.int64)
         return found
 
-    def tier_of_one(self, unit: int) -> int:
-        """Return the number of a unit's tier."""
-        return int(self.tier_of(np.array([unit], np.int64))[0])
-
     def with_spans(
         self, shape: TierShape, span_bytes: int, spans: Bools, capacities: Sequence[int]
     ) -> SpanPlaces:
@@ -168,7 +162,7 @@ class SpanPlaces:
 
 
 def dealt(ends: Ints, capacities: Sequence[int], placed_bytes: list[int]) -> Numbers:
-    """Return a tier for each of some things in a row, by where they end; count their bytes."""
+    """Return a tier for each of some adjacent items, given where they end; count their bytes."""
     numbers = np.full(len(ends), NOWHERE, np.int8)
     at, before_bytes = 0, 0
     for number, capacity_bytes in enumerate(capacities):

@@ -1,10 +1,10 @@
-"""Reading from a tier: bytes are copied out, and the copy is checked.
+"""Reads from a tier: copies bytes out and checks the copy.
 
 A tier is a cache on a device that may fail, in files that others can write to. So the order is
-fixed: read the cells that hold what is wanted (`tier_cells`), compare the sum of what was read with
-the one that was written, and only then hand it over. What was checked is what is delivered, however
-the files change meanwhile. Bytes that are not there, cannot be read or have another sum are the
-same to the caller: not here.
+fixed: read the cells that hold the wanted bytes (`tier_cells`), compare the sum of the copy with
+the sum that was written, and only then return the copy. So the caller gets the bytes that were
+checked, even if the file changes meanwhile. Bytes that are absent, unreadable or have another sum
+are all reported as "not here".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.storage.tier_cells import cell_sums, cells_of
 from penstock.storage.tier_shape import Ints
 
 UNIT, UNIT_OFFSET, UNIT_LENGTH, INSIDE, LENGTH = range(5)
-"""Columns of ranges: a unit, where it lies in the layout, and which of its bytes are wanted."""
+"""Columns of ranges: a unit, its place in the layout, and the wanted part of it."""
 
 
 class ReadableTier(Protocol):
@@ -28,24 +28,22 @@ class ReadableTier(Protocol):
     cells_descriptor: int
 
     def read_data(self, target: memoryview, offset: int) -> bool:
-        """Fill a buffer from the data file; False where that ends before."""
-        ...
+        """Fill a buffer from the data file; False if the file ends before."""
 
     def sum_of(self, unit: int) -> int:
         """Return the sum that was written for a unit."""
-        ...
 
 
 def copy_ranges(files: ReadableTier, ranges: Ints, target: memoryview, starts: Ints) -> list[int]:
     """Copy ranges into `target`, each to its start; return the numbers of those not here.
 
-    `target` may have been written to for those as well.
+    Their parts of `target` may hold any bytes afterwards.
     """
     units, offsets, lengths, inside, sizes = ranges.T
     cells = cells_of(offsets, lengths, inside, sizes)
     order = np.arange(len(ranges))
     if not cells.is_whole.all():
-        # As they lie in the file, so that small samples that share a cell come one after another.
+        # In file order, so that small samples in the same cell are adjacent and share one read.
         order = np.argsort(cells.begins, kind="stable")
     columns = (
         order,
@@ -77,13 +75,13 @@ def copy_ranges(files: ReadableTier, ranges: Ints, target: memoryview, starts: I
 
 
 def read_unit(files: ReadableTier, unit: int, offset: int, length: int) -> memoryview | None:
-    """Return a unit; None where it is not here."""
+    """Return a unit; None if it is not here."""
     target = np.empty(length, np.uint8).data
     return target if _has_read(files, target, offset, unit, 0) else None
 
 
 def range_sums(files: ReadableTier, ranges: Ints) -> list[int | None]:
-    """Return the sum of each range's own bytes, as they are now; None where it is not here."""
+    """Return the sum of each range's own bytes as they are now; None if it is not here."""
     ends = np.cumsum(ranges[:, LENGTH])
     starts = ends - ranges[:, LENGTH]
     target = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8).data
@@ -95,7 +93,7 @@ def range_sums(files: ReadableTier, ranges: Ints) -> list[int | None]:
 
 
 def _has_read(files: ReadableTier, view: memoryview, begin: int, unit: int, first: int) -> bool:
-    """Read bytes from `begin` on and check them: as a unit, or as cells from page `first` on."""
+    """Read bytes at `begin` and check them: as a unit, or (-1) as cells from page `first` on."""
     try:
         if not files.read_data(view, begin):
             return False

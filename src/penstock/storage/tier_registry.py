@@ -1,8 +1,8 @@
-"""Which tiers this process has open, and how one is opened, shared, closed and removed.
+"""The tiers that this process has open; opens, shares, closes and removes them.
 
-A process opens a tier's files once, however many loaders use it: closing a second descriptor of the
-lock file would drop every lock that the process holds on it. A forked child finds the entries of
-its parent here and uses the same descriptors with locks of its own, which it takes on first use.
+A process opens a tier's files only once, however many loaders use it, because closing a second
+descriptor of the lock file would drop every lock that the process holds on it. A forked child
+inherits these entries. It uses the same descriptors, and takes locks of its own on first use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -32,38 +32,41 @@ from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 from penstock.storage.tier_shape import Bools, TierShape
 
 _TRIES_MAX = 100
-"""A folder may be removed while we open it; each try then starts with a new one."""
+"""Tries to open a folder that another process may remove meanwhile."""
 _SIBLINGS_MAX = 10
-"""Names tried when a folder of the tier's name holds files that are not ours."""
+"""Names to try if a folder with the tier's name holds files that are not ours."""
 
 _open: dict[tuple[int, int], TierFiles] = {}
 _mutex = threading.RLock()
+"""Guards `_open`, and lets one thread at a time open or close tiers: record locks belong to the
+process, so they do not keep its threads apart."""
 
 
 @contextlib.contextmanager
-def in_turn() -> Iterator[None]:
-    """Let one thread at a time open, close or look at tiers: record locks tell processes apart."""
+def registry_locked() -> Iterator[None]:
+    """Let one thread at a time open, close or look at tiers."""
     with _mutex:
         yield
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierOpening:
-    """A tier in its opening moment: nobody else opens, closes or removes it."""
+    """A tier while its opening lock is held: nobody else opens, closes or removes it."""
 
-    def __init__(self, files: TierFiles, *, is_alone: bool, is_new: bool) -> None:
-        self.files = files
-        self.is_alone = is_alone
-        """Whether no other process, and nobody else in this one, uses it."""
-        self.is_new = is_new
+    files: TierFiles
+    is_alone: bool
+    """Whether nobody else uses it, in this process or another one."""
+    is_new: bool
 
 
 @contextlib.contextmanager
 def opening(root: Folder, shape: TierShape, kind: str) -> Iterator[TierOpening]:
-    """Give a tier's files, in the opening moment; one user more has them afterwards."""
+    """Yield a tier's files under the opening lock; afterwards the tier has one more user."""
     with _mutex:
         opened = _opened(root, shape, kind)
         files = opened.files
-        # From here on nobody in this process may open the lock file again, not even to look.
+        # Entered before anything else: from now on, no thread of this process may open the lock
+        # file again, because closing that descriptor would drop our locks.
         _open[files.identity] = files
         try:
             yield opened
@@ -105,14 +108,14 @@ def _opened_as(root: Folder, name: str, shape: TierShape, kind: str) -> TierOpen
         here = _open.get(folder.identity)
         if here is not None:
             folder.close()
-            enter(here)
+            enter_after_fork(here)
             _wait_for_opening(here.locks, here.folder)
-            here.header = here.read_header()  # others may have promised more
-            return TierOpening(here, is_alone=False, is_new=False)
+            here.header = here.read_header()  # another process may have changed it
+            return TierOpening(files=here, is_alone=False, is_new=False)
         try:
             locks = _lock_file(folder)
         except FileNotFoundError:
-            folder.close()  # the folder was removed since
+            folder.close()  # its last user has just removed the folder
             continue
         except BaseException:
             folder.close()
@@ -120,7 +123,7 @@ def _opened_as(root: Folder, name: str, shape: TierShape, kind: str) -> TierOpen
         if locks is None:
             folder.close()
             return None
-        if os.fstat(locks.descriptor).st_nlink == 0:
+        if os.fstat(locks.descriptor).st_nlink == 0:  # removed while we waited for the lock
             os.close(locks.descriptor)
             folder.close()
             continue
@@ -129,7 +132,7 @@ def _opened_as(root: Folder, name: str, shape: TierShape, kind: str) -> TierOpen
 
 
 def _lock_file(folder: Folder) -> RecordLocks | None:
-    """Open the lock and wait for the opening moment; None where the folder is not ours."""
+    """Open the lock file and take the opening lock; None if the folder is not ours."""
     descriptor = open_lock(folder)
     if descriptor is None:
         return None
@@ -147,13 +150,13 @@ def _wait_for_opening(locks: RecordLocks, folder: Folder) -> None:
         pid = locks.holder(OPENING)
         who = "another process" if pid is None else f"process {pid}"
         raise NoTierError(
-            f"{folder.path} is held by {who}, which opens or closes it and does not get on; is it "
-            "stopped? End it, or give another folder"
+            f"{folder.path} is held by {who}, which opens or closes it and makes no progress; is "
+            "it stopped? End it, or give another folder"
         )
 
 
 def _with_files(files: TierFiles, shape: TierShape) -> TierOpening | None:
-    """Open the files in a locked folder, made anew where they do not fit."""
+    """Open the files in a locked folder; make new ones if they do not fit."""
     is_new = False
     try:
         is_alone = files.locks.try_alone(USERS)
@@ -169,11 +172,11 @@ def _with_files(files: TierFiles, shape: TierShape) -> TierOpening | None:
             _remove(files)
         files.close()
         raise
-    return TierOpening(files, is_alone=is_alone, is_new=is_new)
+    return TierOpening(files=files, is_alone=is_alone, is_new=is_new)
 
 
 def _is_clear(folder: Folder) -> bool:
-    """Remove what we left there earlier; False where there are files that we did not write."""
+    """Remove files that we left there earlier; False if there are files that we did not write."""
     if not set(folder.names()) & set(PAYLOAD):
         return True
     if not is_marked(folder):
@@ -182,24 +185,25 @@ def _is_clear(folder: Folder) -> bool:
     return True
 
 
-def enter(files: TierFiles) -> None:
-    """Become a user of a tier whose files a parent process opened."""
+def enter_after_fork(files: TierFiles) -> None:
+    """Become a user of a tier whose files the parent process has opened."""
     if files.pid == os.getpid():
         return
     with _mutex:
-        if files.locks.wait_alone(OPENING):  # else somebody is stuck, and we go on unseen
+        # If another process is stuck in the opening, this one goes on without counting as a user.
+        if files.locks.wait_alone(OPENING):
             files.locks.try_shared(USERS)
             files.header = files.read_header()
             files.locks.drop(OPENING)
         files.pid = os.getpid()
 
 
-def promise(files: TierFiles, spans: Bools, added_bytes: int, size_bytes: int) -> None:
-    """Write down that so much more may be filled here, once for all who place the same spans."""
+def announce_fill(files: TierFiles, spans: Bools, added_bytes: int, size_bytes: int) -> None:
+    """Record that more bytes may be filled here, once for all users that place the same spans."""
     with _mutex:
-        enter(files)
+        enter_after_fork(files)
         if not files.locks.wait_alone(OPENING):
-            return  # somebody is stuck, and others will reckon with more room than there is
+            return  # a process is stuck in the opening; others will count on too much free room
         try:
             key = xxhash.xxh3_64_intdigest(np.packbits(spans).data) | 1
             files.header = files.read_header()
@@ -212,7 +216,7 @@ def promise(files: TierFiles, spans: Bools, added_bytes: int, size_bytes: int) -
 
 
 def release(files: TierFiles) -> None:
-    """Let one user go. The last one of all processes removes a memory tier."""
+    """Close a tier for one user. The last user of all processes removes a memory tier."""
     with _mutex:
         files.num_users -= 1
         if files.num_users > 0:
@@ -225,11 +229,12 @@ def release(files: TierFiles) -> None:
 
 def _leave(files: TierFiles) -> None:
     if not files.locks.wait_alone(OPENING):
-        return  # whoever is stuck there, or opens tiers next, cleans up
+        return  # the process that is stuck there, or the next one that opens tiers, cleans up
+    # Under the opening lock: nobody can become a user between these two lines.
     files.locks.drop(USERS)
     is_last = files.locks.try_alone(USERS)
     with contextlib.suppress(OSError):
-        os.utime(files.locks.descriptor)
+        os.utime(files.locks.descriptor)  # when it was last used, for evictions
         if is_last and files.kind == "memory":
             _remove(files)
             os.rmdir(files.folder.path.rpartition("/")[0])  # noqa: PTH106
@@ -246,12 +251,12 @@ def _remove(files: TierFiles) -> None:
 
 
 def is_open_here(folder: Folder) -> bool:
-    """Return whether this process has the tier in a folder open; only `in_turn`."""
+    """Return whether this process has the tier in a folder open; only in `registry_locked`."""
     return folder.identity in _open
 
 
 def _close_all() -> None:
-    """Leave no memory behind when a program ends without closing its loaders."""
+    """Close all tiers at the end of a program that has not closed its loaders, to free memory."""
     for files in list(_open.values()):
         files.num_users = 1
         release(files)

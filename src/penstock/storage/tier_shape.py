@@ -1,12 +1,13 @@
-"""What a tier is asked to keep: units of bytes, and where each lies in the layout.
+"""The units that a tier may keep, and the place of each in the layout.
 
-The layout is one imaginary sequence of bytes with all units in it, worthiest first. Capacities
-only cut it: the first tier owns the units that lie wholly in its first bytes, the next goes on
-where that one ends, the rest is not placed. So sizes may change between runs and no byte moves.
+The layout is an imaginary sequence of bytes with all units in it, the most useful first. Capacities
+only cut it: the first tier owns the units that lie entirely in its first bytes, the next tier goes
+on where that one ends, and the rest has no place. So sizes may change between runs, and no byte
+moves.
 
-Where each unit lies is a column: an array, or for very many units something that computes what it
-is asked for. A shape with computed columns knows its size and its digest beforehand, and nothing
-here or in the tiers ever takes memory or time for all of its units.
+The places of units form a column: an array, or for very many units an object that computes each
+value when it is needed. A shape with computed columns has its size and digest from the start, and
+no code here or in the tiers spends memory or time on all of its units.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 CHUNK_UNITS = 1 << 16
-"""Units looked at together where all of them must be."""
+"""Units processed at once in a loop over all units."""
 
 PAGE_BYTES = 4096
-"""What memory and disks give and take room by."""
+"""The unit in which memory and disks are allocated."""
 
 
 class UnitColumn(Protocol):
-    """Numbers of units, each made when it is asked for."""
+    """A column of numbers by unit, each computed when it is needed."""
 
     def __len__(self) -> int: ...
 
@@ -45,27 +46,27 @@ class UnitColumn(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedShape:
-    """What is known of a shape whose columns are computed."""
+    """Size and digest of a shape whose columns are computed."""
 
     size_bytes: int
-    """Where the layout ends."""
+    """The length of the layout."""
     digest: int
-    """A hash of where all units lie, or of all that it follows from."""
+    """A hash of the places of all units, or of the values they are computed from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierShape:
-    """The units of a data set; every process that names it the same has the same ones."""
+    """The units of a data set; processes that use the same name must have the same units."""
 
     name: str
-    """The same on every machine; a folder's name."""
+    """The name of the tier's folder, the same on every machine."""
     offsets: Ints | UnitColumn
-    """Where each unit lies in the layout, by unit number."""
+    """The position of each unit in the layout, by unit number."""
     lengths: Ints | UnitColumn
     about: dict[str, str] = field(default_factory=dict)
-    """For people: the data set's URI and what else helps to recognise it."""
+    """For people: the data set's URI and other hints."""
     known: ComputedShape | None = None
-    """Where the columns are computed; else None."""
+    """Set if the columns are computed."""
 
     def __post_init__(self) -> None:
         assert re.fullmatch(r"[0-9A-Za-z_][0-9A-Za-z_.-]*", self.name), self.name
@@ -79,37 +80,37 @@ class TierShape:
 
     @property
     def num_units(self) -> int:
-        """Return how many units there are."""
+        """Return the number of units."""
         return len(self.lengths)
 
     @property
     def is_computed(self) -> bool:
-        """Return whether what lies where is computed anew each time."""
+        """Return whether the columns are computed."""
         return self.known is not None
 
     def extent(self, unit: int) -> tuple[int, int]:
-        """Return offset and length of one unit."""
+        """Return the offset and length of one unit."""
         return int(self.offsets[unit]), int(self.lengths[unit])
 
     def ends(self, units: Ints) -> Ints:
-        """Return where some units end in the layout."""
+        """Return the positions where some units end."""
         return self.offsets[units] + self.lengths[units]
 
     def chunks(self) -> Iterator[Ints]:
-        """Yield all units, some at a time."""
+        """Yield the numbers of all units, `CHUNK_UNITS` at a time."""
         for start in range(0, self.num_units, CHUNK_UNITS):
             yield np.arange(start, min(start + CHUNK_UNITS, self.num_units))
 
     @cached_property
     def size_bytes(self) -> int:
-        """Return where the layout ends."""
+        """Return the length of the layout."""
         if self.known is not None:
             return self.known.size_bytes
         return max((int(self.ends(units).max()) for units in self.chunks()), default=0)
 
     @cached_property
     def length_max(self) -> int:
-        """Return the bytes of the largest unit; 0 where that would take a look at each."""
+        """Return the bytes of the largest unit; 0 for computed columns."""
         if self.known is not None or not self.num_units:
             return 0
         assert isinstance(self.lengths, np.ndarray)
@@ -117,7 +118,7 @@ class TierShape:
 
     @cached_property
     def digest(self) -> int:
-        """Return a hash of where all units lie."""
+        """Return a hash of the places of all units."""
         if self.known is not None:
             return self.known.digest
         hasher = xxhash.xxh3_64()
@@ -126,10 +127,10 @@ class TierShape:
         return hasher.intdigest()
 
     def cut(self, first: int, capacity_bytes: int) -> int:
-        """Return where a tier that begins at `first` ends: no unit is cut in two.
+        """Return where a tier that begins at `first` ends; it does not cut a unit in two.
 
-        But for computed columns, where that would take a look at each: then a unit that lies across
-        an end belongs to nobody.
+        Except for computed columns, since that would look at all units: there, a unit that lies
+        across an end belongs to no tier.
         """
         limit = first + capacity_bytes
         if self.known is not None:

@@ -1,9 +1,9 @@
-"""What a user wishes for a tier, and what the node can give.
+"""The size that a user wishes for a tier, and the size that the node allows.
 
-A wish is a size or a share of what is free. Memory is free as far as three bounds allow: what the
-kernel could hand out, what the control group of this process (a container, a Slurm job) may still
-take, and the size of the tmpfs where the tier lies. A disk is free as far as its file system says.
-What a tier already holds counts as free for that tier: it will not be taken twice.
+A wish is a size or a share of the free room. Three bounds limit memory: what the kernel has
+available, what the control group of this process (a container, a Slurm job) may still allocate, and
+the size of the tmpfs where the tier lies. The file system of a disk reports its free room. Bytes
+that a tier already holds count as free for this tier, since they are not needed twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SHARED_MEMORY = "/dev/shm"
 
 _RESERVE_BYTES_MAX = 2**30
 _RESERVE_SHARES = {"memory": 0.05, "disk": 0.01}
-"""Left free beside a tier, as a share of what is free: who fills a disk or a memory to the last
-byte breaks others."""
+"""The share of the free room that a tier leaves free: a completely full disk or memory would break
+other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Memory:
     """
 
     size: int | str
-    # By name only: `Disk` takes its folder first, and two orders are one too many to remember.
+    # Keyword only: `Disk` takes its folder first, and users should not have to remember two orders.
     folder: str | os.PathLike[str] | None = field(default=None, kw_only=True)
 
     kind: ClassVar[Literal["memory"]] = "memory"
@@ -46,7 +46,7 @@ class Memory:
 
     @property
     def place(self) -> str:
-        """Return the folder that was wished for, as it is really called."""
+        """Return the folder of the tier, with links resolved."""
         return _real(SHARED_MEMORY if self.folder is None else self.folder)
 
 
@@ -73,7 +73,7 @@ class Disk:
 
     @property
     def place(self) -> str:
-        """Return the folder that was wished for, as it is really called."""
+        """Return the folder of the tier, with links resolved."""
         return _real(self.folder)
 
 
@@ -117,13 +117,13 @@ def disk_of(text: str) -> Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierAllowance:
-    """How much a tier may take."""
+    """The room that a tier may take."""
 
     free_bytes: int
     bound: str
-    """What sets it, in words."""
+    """The limit behind it, in words."""
     way_out: str
-    """What would make it larger."""
+    """What the user can do to raise the limit."""
 
 
 def _check_size(size: int | str, example: str) -> None:
@@ -158,19 +158,19 @@ def _share_of(size: int | str) -> float | None:
 
 
 def wished_bytes(wish: Wish, allowance: TierAllowance) -> int:
-    """Return how large a tier is meant to be."""
+    """Return the size that a wish means."""
     share = _share_of(wish.size)
     return bytes_of(wish.size) if share is None else int(share * allowance.free_bytes)
 
 
 def usable_bytes(wish: Wish, allowance: TierAllowance) -> int:
-    """Return how large a tier may become: what is free less a small reserve."""
+    """Return the largest possible size of a tier: the free room less a small reserve."""
     reserve_bytes = min(_RESERVE_BYTES_MAX, int(_RESERVE_SHARES[wish.kind] * allowance.free_bytes))
     return max(0, allowance.free_bytes - reserve_bytes)
 
 
 def allowance_for(wish: Wish, folder: str, *, root: Path = Path("/")) -> TierAllowance:
-    """Return what is free for a tier in a folder; files of other tiers there are in use."""
+    """Return the free room for a tier in a folder; files of other tiers count as used."""
     disk = _room_of_folder(wish, folder)
     if wish.kind == "disk":
         return disk
@@ -185,7 +185,7 @@ def _room_of_folder(wish: Wish, folder: str) -> TierAllowance:
     else:
         way_out = "free some space or wish for less"
     return TierAllowance(
-        # A tmpfs without a limit says that it has no blocks at all.
+        # A tmpfs without a limit reports no blocks at all.
         free_bytes=status.f_bavail * status.f_frsize if status.f_blocks else NO_LIMIT_BYTES,
         bound=f"{folder} ({show_bytes(total_bytes)} in all)",
         way_out=way_out,

@@ -1,12 +1,13 @@
-"""Spare units: those that lie in a tier and have no place there now.
+"""Spare units: units that lie in a tier but have no place there now.
 
-When nodes come and go, other units have their homes here. What lies here from earlier runs stays
-and may be served, until its room is needed: a tier that is about to become larger than its capacity
-drops spare units first, as many as it must.
+When nodes come and go, the homes of units change. Units from earlier runs stay here and may be
+served until their room is needed: before a tier would exceed its capacity, it drops as many spare
+units as necessary.
 
-Only what the present generation has not vouched for is dropped, so nobody can be using it; and
-under the unit's own lock, so nobody vouches for it or fills it meanwhile. The state goes before the
-bytes: who is killed in between leaves bytes that count as absent, and those are found here again.
+Only units that the present generation has not verified are dropped, so nobody can be using them.
+Dropping holds the unit's lock, so nobody can verify or fill it meanwhile. The state is cleared
+before the bytes: a process that is killed in between leaves bytes that count as absent, and these
+are found here again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from penstock.storage.tier_places import NOWHERE
 from penstock.storage.tier_shape import Bools, Ints, TierShape
 
 _CHUNK_UNITS = 1 << 14
-"""Units looked at together."""
+"""Units whose states are read at once."""
 _FAR = 2**63 - 1
 
 
 class Spares:
-    """The spare units of one tier; each is looked at once."""
+    """The spare units of one tier; each is visited once."""
 
     def __init__(
         self, files: TierFiles, shape: TierShape, tier_of: Callable[[Ints], Ints], number: int
@@ -36,17 +37,18 @@ class Spares:
         self._files, self._shape = files, shape
         self._tier_of, self._number = tier_of, number
         self._loose = self._all_loose()
+        # Guards the generator `_loose`, which two threads must not advance at once.
         self._mutex = threading.Lock()
         self.is_over = False
 
     def make_room(self, needed_bytes: int, capacity_bytes: int) -> None:
-        """Drop spare units until so much fits, or there are none."""
+        """Drop spare units until so many bytes fit, or there are none left."""
         while self._files.data_taken_bytes + needed_bytes > capacity_bytes:
             if not self.drop_one():
                 break
 
     def drop_one(self) -> bool:
-        """Drop a spare unit; False where there is none, or another thread is at it."""
+        """Drop a spare unit; False if there is none, or another thread is dropping one."""
         if self.is_over or not self._mutex.acquire(blocking=False):
             return False
         try:
@@ -69,9 +71,9 @@ class Spares:
             files.locks.release(unit)
 
     def _all_loose(self) -> Iterator[int]:
-        """Yield units that take room and that nobody vouches for.
+        """Yield units that take room and that this generation has not verified.
 
-        Those that belong to another tier of this node come last: they can be copied from here.
+        Units that belong to another tier of this node come last: they can be copied from here.
         """
         for are_mine in (False, True):
             for stop in range(self._shape.num_units, 0, -_CHUNK_UNITS):
@@ -85,15 +87,15 @@ class Spares:
     def _is_loose(self, states: Bytes) -> Bools:
         is_loose: Bools = states != self._files.generation
         if self._shape.is_computed:
-            # What was half written or half dropped is left: a look at every place takes too long.
+            # Half-written and half-dropped units stay: there are too many places to check.
             is_loose &= states != 0
         return is_loose
 
     def _with_bytes(self, units: Ints) -> Iterator[int]:
-        """Yield those of some units that take room, but not from the part of a node alone.
+        """Yield those of some units that take room, but none in the part that a single node uses.
 
-        Jobs with and without other nodes may share a tier, and the latter have settled what is
-        theirs without saying so unit by unit.
+        Jobs on one and on several nodes may share a tier, and the header tells only which part of
+        the layout the former use.
         """
         header = self._files.read_header()
         units = units[np.argsort(self._shape.offsets[units])]
@@ -109,7 +111,7 @@ class Spares:
 
 
 def _data_from(descriptor: int, offset: int) -> int:
-    """Return where the next bytes lie that take room."""
+    """Return where the next allocated bytes begin."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:

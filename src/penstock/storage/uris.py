@@ -1,8 +1,8 @@
-"""Names of places: scheme, container and path, taken apart and put together.
+"""Splits URIs into scheme, container and path, and joins them.
 
-`s3://bucket/a/b` is container `bucket` and path `a/b`. For plain http the container is the host,
-for folders it is empty and the path starts with `/`. Percent signs are decoded in http addresses
-only: in an object store `%20` is three ordinary characters of a name.
+`s3://bucket/a/b` has the container `bucket` and the path `a/b`. For plain http the container is the
+host; for folders it is empty, and the path starts with `/`. Percent signs are decoded in http
+addresses only: in an object store, `%20` is three ordinary characters of a name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ParsedUri:
     container: str
     """Bucket, host or name of a memory store; empty for folders."""
     path: str
-    """What follows, without a leading `/` except for folders; may end with `/`."""
+    """The rest, without a leading `/` except for folders; may end with `/`."""
 
     @property
     def container_uri(self) -> str:
@@ -38,7 +38,7 @@ class ParsedUri:
 
     @property
     def uri(self) -> str:
-        """The whole, as the user would write it."""
+        """The whole URI, as the user would write it."""
         if self.scheme == "file":
             return self.path
         path = quote(self.path) if self.scheme in ("http", "https") else self.path

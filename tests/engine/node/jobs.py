@@ -19,7 +19,8 @@ import numpy as np
 from penstock.engine.node.options import options_of
 from penstock.engine.node.service import NodeService
 from penstock.engine.node.signals import Signals
-from penstock.engine.peers.local import LocalNode, TiersOpened
+from penstock.engine.peers.local import LocalNode
+from penstock.engine.peers.node_messages import TiersOpened
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_shape import TierShape

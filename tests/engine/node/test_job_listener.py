@@ -14,7 +14,7 @@ from tests.engine.node.jobs import StartedNode
 from penstock.engine.node import runs
 from penstock.engine.node.job_listener import CONNECTIONS_OF_USER_MAX
 from penstock.engine.peers import node_messages
-from penstock.engine.peers.node_messages import FRAME_BYTES_MAX, OpenTiers, packed, receive_answered
+from penstock.engine.peers.node_messages import FRAME_BYTES_MAX, OpenTiers, packed, receive_answer
 from penstock.errors import PeerError
 
 Start = Callable[..., StartedNode]
@@ -76,7 +76,7 @@ def test_a_large_ask_is_answered_and_one_beyond_the_bound_is_not(start: Start) -
     assert len(packed(ask)) > node_messages.SMALL_FRAME_BYTES
     with knocking(node, 2) as (one, other):
         one.sendall(packed(ask))
-        assert isinstance(receive_answered(one), node_messages.TiersOpened)
+        assert isinstance(receive_answer(one), node_messages.TiersOpened)
         more = msgspec.structs.replace(ask, about={**about, "17": ""})
         other.sendall(packed(more))
         assert other.recv(1) == b""
@@ -87,7 +87,7 @@ def test_one_user_has_a_bounded_number_of_connections(start: Start) -> None:
     with knocking(node, CONNECTIONS_OF_USER_MAX) as opened:
         for sock in opened:
             sock.sendall(packed(node_messages.ListRuns()))
-            assert receive_answered(sock) is not None
+            assert receive_answer(sock) is not None
         with knocking(node, 1) as (late,):
             assert late.recv(1) == b""
     with node.connect() as again:

@@ -18,16 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.node.jobs import StartedNode, begin_job, get
 
-from penstock.engine.peers.local import (
-    LocalNode,
-    RunMember,
-    node_sockets,
-    read_run_files,
-    remove_run_file,
-    shelf_name,
-    write_run_file,
-)
-from penstock.engine.peers.node_messages import FRAME_BYTES_MAX, receive_asked
+from penstock.engine.peers.local import LocalNode, node_sockets, shelf_name
+from penstock.engine.peers.node_messages import FRAME_BYTES_MAX, RunMember, receive_request
+from penstock.engine.peers.run_files import read_run_files, remove_run_file, write_run_file
 from penstock.errors import PeerError
 from penstock.testing.forks import in_child
 
@@ -125,7 +118,7 @@ def test_no_bytes_are_taken_for_more_than_they_are(data: bytes) -> None:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         try:
-            while receive_asked(theirs, contextlib.nullcontext()) is not None:
+            while receive_request(theirs, contextlib.nullcontext()) is not None:
                 pass
         except (PeerError, msgspec.MsgspecError):
             pass

@@ -29,9 +29,9 @@ from tests.engine.peers.transport_kit import (
 from tests.storage.conftest import fill
 
 from penstock.engine.peers import client_connection, client_link, handshake, server_loop, wire
-from penstock.engine.peers.base import Address, Answer, Ask, PeerError
+from penstock.engine.peers.base import Address, Answer, Ask
 from penstock.engine.peers.client import PeerClient
-from penstock.errors import OptionError
+from penstock.errors import OptionError, PeerError
 from penstock.testing.ports import free_ports
 
 LIARS = itertools.count()

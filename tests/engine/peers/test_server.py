@@ -34,8 +34,9 @@ from tests.engine.peers.transport_kit import (
 from tests.storage.conftest import fill
 
 from penstock.engine.peers import handshake, server_connection, server_loop, wire
-from penstock.engine.peers.base import Address, HeldFile, Lookup, PeerError, Shelf
+from penstock.engine.peers.base import Address, HeldFile, Lookup, Shelf
 from penstock.engine.peers.shelf import TierShelf
+from penstock.errors import PeerError
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_sizes import Disk
 from penstock.testing.forks import in_child, start_child, wait_for

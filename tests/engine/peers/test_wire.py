@@ -63,17 +63,17 @@ def read(data: bytes, cuts: list[int]) -> list[wire.Frame]:
 
 def understand(frame: wire.Frame) -> None:
     if frame.kind == wire.ASK:
-        ask = wire.ask_in(frame.body)
+        ask = wire.parse_ask(frame.body)
         assert len(ask.ranges) <= wire.RANGES_MAX
         assert int(ask.ranges[:, wire.LENGTH].sum()) <= wire.ANSWER_BYTES_MAX
     elif frame.kind == wire.ANSWER:
-        answer = wire.answer_in(frame.body)
+        answer = wire.parse_answer(frame.body)
         assert len(answer.is_here) == len(answer.sums)
         wire.fault_in_answer(answer, [1] * len(answer.sums))
     elif frame.kind == wire.BEAT:
-        wire.beat_in(frame.body)
+        wire.parse_beat(frame.body)
     elif frame.kind == wire.STATUS:
-        wire.status_in(frame.body)
+        wire.parse_status(frame.body)
 
 
 @given(num=st.integers(0, 40), wait_s=st.floats(0, 600), gossip=st.binary(max_size=200))
@@ -82,7 +82,7 @@ def test_an_ask_comes_out_as_it_went_in(num: int, wait_s: float, gossip: bytes) 
     decoder.feed(wire.pack_ask(77, SHELF, ranges(num), wait_s, gossip))
     frame = decoder.next()
     assert frame is not None
-    ask = wire.ask_in(frame.body)
+    ask = wire.parse_ask(frame.body)
     assert (frame.number, ask.shelf, ask.gossip) == (77, SHELF, gossip)
     assert ask.wait_s == pytest.approx(wait_s, abs=0.001)
     assert np.array_equal(ask.ranges, ranges(num))
@@ -93,7 +93,7 @@ def test_an_answer_comes_out_as_it_went_in() -> None:
     decoder.feed(an_answer(8, 4) + b"the payload follows")
     frame = decoder.next()
     assert frame is not None
-    answer = wire.answer_in(frame.body)
+    answer = wire.parse_answer(frame.body)
     assert (answer.cursor, answer.payload_bytes, answer.gossip) == (-5, 17, b"gossip")
     assert answer.is_here == b"\0\1\1\0"
     assert answer.sums == (0, 2**60, 2**61, 3 * 2**60)
@@ -157,20 +157,20 @@ def test_a_kind_that_may_not_come_now_is_refused() -> None:
 def test_ranges_that_make_no_sense_are_refused(row: list[int], fault: str) -> None:
     data = wire.pack_ask(1, SHELF, np.array([row], np.int64), 0, b"")
     with pytest.raises(WireError, match=fault):
-        wire.ask_in(data[wire.HEAD.size :])
+        wire.parse_ask(data[wire.HEAD.size :])
 
 
 def test_asks_beyond_the_bounds_are_refused() -> None:
     rows = np.zeros((wire.RANGES_MAX + 1, 5), np.int64)
-    assert "4097 ranges" in wire.fault_in(rows)
+    assert "4097 ranges" in wire.fault_in_ask(rows)
     rows = rows[1:]
-    assert wire.fault_in(rows) == ""
+    assert wire.fault_in_ask(rows) == ""
     rows[:, wire.UNIT_LENGTH] = rows[:, wire.LENGTH] = wire.ANSWER_BYTES_MAX // wire.RANGES_MAX
-    assert wire.fault_in(rows) == ""
+    assert wire.fault_in_ask(rows) == ""
     rows[7, wire.UNIT_LENGTH] = rows[7, wire.LENGTH] = wire.ANSWER_BYTES_MAX // 4096 + 1
-    assert "67108865 bytes" in wire.fault_in(rows)
+    assert "67108865 bytes" in wire.fault_in_ask(rows)
 
 
 def test_a_status_that_is_too_long_says_so_instead() -> None:
     data = wire.pack_status(1, {"words": "x" * wire.STATUS_BYTES_MAX})
-    assert "at most" in wire.status_in(data[wire.HEAD.size :])["error"]
+    assert "at most" in wire.parse_status(data[wire.HEAD.size :])["error"]

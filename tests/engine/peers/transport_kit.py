@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from tests.storage.conftest import fill, shape_of, unit_bytes
 
-from penstock.engine.peers.base import Address, Answer, Ask, Gossip, PeerError, Shelves
+from penstock.engine.peers.base import Address, Answer, Ask, Gossip, Shelves
 from penstock.engine.peers.client import PeerClient
 from penstock.engine.peers.server import PeerServer
 from penstock.engine.peers.shelf import TierShelf
+from penstock.errors import PeerError
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_sizes import Memory

@@ -1,8 +1,8 @@
-"""A node's service: tiers and the peer server as one long-lived process that jobs share.
+"""The node service: a long-lived process that owns the tiers and the peer server of one node.
 
-Jobs come and go; what they read stays. The service grants each data set a part of the node's memory
-and disks (`grants`), keeps the files alive when a job is over (`kept`, `sets`), and serves them to
-the other nodes of the runs that registered (`runs`). It never reads a sample for itself: ranks
-fill the tiers with credentials of their own, and peers are sent bytes straight from the files.
+All jobs on the node share it, and tiers outlive the job that filled them. The service grants each
+data set a share of the node's memory and disks (`grants`), keeps the files after a job has ended
+(`kept`, `sets`), and serves them to the other nodes of registered runs (`runs`). It never reads the
+store: ranks fill the tiers with their own credentials, and peers get bytes straight from the files.
 Start with `service`.
 """

@@ -1,15 +1,16 @@
-"""Where the service lets jobs keep their tiers, and what lies there.
+"""The folders where the service lets jobs keep their tiers.
 
-    PLACE/penstock-node/            the service's own; jobs may only pass through
-        identity                    who this node is, kept on the first disk
-        service.lock                who serves here: a second service is refused
+    PLACE/penstock-node/            belongs to the service; jobs may only pass through
+        identity                    the name of this node, kept on the first disk
+        service.lock                held by the service, so that a second one is refused
         u1000/                      data sets of one user (g100: of a group, all: of everybody)
-            DATASET/                belongs to them: here jobs open their tiers
+            DATASET/                belongs to the user: here jobs open their tiers
                 penstock…/DATASET/  a tier, as `storage.tier_files` describes it
 
-Every data set has a folder of its own, so that no job ever sweeps or gives up what the service
-keeps for another. The service may be root and the folders are not its own: they are opened
-step by step from descriptors, no link is followed, and only files of the expected owner count.
+Every data set has a folder of its own, so that a job that cleans up never removes what the service
+keeps for another one. The service may run as root, while users own the folders and can change them
+at any time. So it opens them step by step from descriptors, follows no links, and uses only files
+of the expected owner.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from penstock.storage.tier_folders import (
 from penstock.storage.tier_header import is_marked, meta_in
 
 SHARED_MARK = ".penstock-shared"
-"""By this file of root's, jobs know that tiers of several users may lie in a folder."""
+"""If root owns this file, jobs know that several users may keep tiers in its folder."""
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _OWNERS = re.compile(r"u[0-9]+|g[0-9]+|all")
 _DATASETS = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,199}")
@@ -44,14 +45,14 @@ _DATASETS = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,199}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedFolder(Folder):
-    """An open folder of a known user; the service looks into it on that user's behalf."""
+    """An open folder of a known user, in which the service acts for that user."""
 
     user: int | None
-    """None: of whoever shares it."""
+    """None: several users share it."""
 
     def open_file(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Open a plain file of the user; anything else there is an `OSError`."""
-        # Without waiting: somebody may have put a pipe there.
+        """Open a regular file of the user; anything else is an `OSError`."""
+        # Non-blocking: a user may have put a pipe there, and opening that would wait.
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         status = os.fstat(descriptor)
@@ -61,7 +62,7 @@ class OwnedFolder(Folder):
         raise OSError(errno.EPERM, f"not a file of user {self.user}", f"{self.path}/{name}")
 
     def inner(self, name: str) -> OwnedFolder:
-        """Open a folder in it, of the same user."""
+        """Open a folder inside, of the same user."""
         descriptor = os.open(name, _FLAGS, dir_fd=self.descriptor)
         path = f"{self.path}/{name}"
         if self.user not in (None, os.fstat(descriptor).st_uid):
@@ -72,12 +73,12 @@ class OwnedFolder(Folder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderOwner:
-    """Who shares a folder of data sets."""
+    """The user or group of a folder of data sets."""
 
     name: str
     """Of the folder: u1000, g100 or all."""
     user: int | None
-    """Whose files lie there; None where files of several users do."""
+    """The owner of the files there; None: files of several users."""
     group: int = -1
     mode: int = 0o700
 
@@ -103,7 +104,7 @@ def owner_named(name: str) -> FolderOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSet:
-    """What lies of one data set in one place."""
+    """The files of one data set in one place."""
 
     key: DatasetKey
     held_bytes: int
@@ -112,7 +113,7 @@ class FoundSet:
 
 
 def check_dataset(name: str) -> None:
-    """Refuse a name that could be more than the name of one folder."""
+    """Refuse a name that is not a plain name of one folder."""
     if not _DATASETS.fullmatch(name):
         raise OptionError(f"{name!r} cannot be the name of a data set's folder")
 
@@ -120,7 +121,7 @@ def check_dataset(name: str) -> None:
 def make_base(root: Folder, owner: FolderOwner, dataset: str) -> str:
     """Make the folder where an owner's jobs open the tiers of a data set; return its path."""
     check_dataset(dataset)
-    owned = _made(root, owner.name, 0o711)
+    owned = _made(root, owner.name, 0o711)  # users may pass through, but not list it
     try:
         base = _made(owned, dataset, None)
     finally:
@@ -151,7 +152,7 @@ def _made(parent: Folder, name: str, mode: int | None) -> Folder:
 
 @contextlib.contextmanager
 def tier_folders(root: Folder, key: DatasetKey) -> Iterator[list[tuple[OwnedFolder, OwnedFolder]]]:
-    """Give the folders of a data set's tiers, each with the one above it; most often one."""
+    """Yield the folders of a data set's tiers, each with its parent; most often there is one."""
     with contextlib.ExitStack() as stack:
         found: list[tuple[OwnedFolder, OwnedFolder]] = []
         with contextlib.suppress(OSError):
@@ -177,7 +178,7 @@ def _base(root: Folder, key: DatasetKey) -> OwnedFolder:
 def _inners(folder: OwnedFolder, stack: contextlib.ExitStack) -> list[OwnedFolder]:
     found = []
     for name in folder.names():
-        with contextlib.suppress(OSError):  # a file, a link, somebody else's
+        with contextlib.suppress(OSError):  # a file, a link, or of another user
             inner = folder.inner(name)
             stack.callback(inner.close)
             found.append(inner)
@@ -185,7 +186,7 @@ def _inners(folder: OwnedFolder, stack: contextlib.ExitStack) -> list[OwnedFolde
 
 
 def found_sets(root: Folder) -> list[FoundSet]:
-    """Return which data sets lie in a place."""
+    """Return the data sets that have files in a place."""
     return [
         _found_set(root, DatasetKey(owner, dataset))
         for owner in filter(_OWNERS.fullmatch, root.names())
@@ -210,27 +211,23 @@ def _found_set(root: Folder, key: DatasetKey) -> FoundSet:
     with tier_folders(root, key) as found:
         for _, folder in found:
             with contextlib.suppress(OSError):
-                held_bytes += sum(_status(folder, name).st_blocks for name in PARTS)
-                used_at_s = max(used_at_s, _status(folder, LOCK).st_mtime)
+                held_bytes += sum(folder.status(name).st_blocks for name in PARTS)
+                used_at_s = max(used_at_s, folder.status(LOCK).st_mtime)
                 told = meta_in(folder).get("about")
                 about = told if isinstance(told, dict) else about
     texts = {str(name): str(value) for name, value in about.items()}
     return FoundSet(key=key, held_bytes=512 * held_bytes, used_at_s=used_at_s, about=texts)
 
 
-def _status(folder: Folder, name: str) -> os.stat_result:
-    return os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
-
-
 def clear_tier(folder: OwnedFolder, above: OwnedFolder) -> None:
-    """Remove the files of a tier that nobody uses; the caller holds its locks."""
+    """Remove the files of an unused tier; the caller holds its locks."""
     if is_marked(folder) or has_only_lock(folder):
         remove_payload(folder)
         remove_lock(folder, above)
 
 
 def clear_base(root: Folder, key: DatasetKey) -> None:
-    """Remove the folders of a data set where nothing is left in them."""
+    """Remove the folders of a data set if they are empty."""
     with contextlib.suppress(OSError):
         base = _base(root, key)
         try:

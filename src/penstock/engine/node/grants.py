@@ -1,9 +1,9 @@
-"""Who gets how much: what a data set is granted in each place, and what has to go for it.
+"""Decides how many bytes a data set is granted in each place, and what is evicted for it.
 
-Pure. A *place* is a memory or a disk of this node with the bytes that the service may use there. A
-data set in use keeps what it was granted, whether it has filled it or not; one that nobody has open
-only counts what it holds, and goes when room is needed, the one unused for longest first. It goes
-place by place: who needs memory does not cost others their disk.
+Pure. A *place* is a memory or a disk of this node, with the bytes that the service may use there. A
+data set in use keeps its grant, whether it has filled it or not. A data set that nobody has open
+counts with the bytes it holds, and is evicted when room is needed, the least recently used first.
+Places are decided one by one: a data set that needs memory evicts nothing from a disk.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 
 class DatasetKey(NamedTuple):
-    """A data set of an owner."""
+    """A data set, by its owner and name."""
 
     owner: str
-    """A user, a group, or all: the name of its folder."""
+    """The name of the owner's folder: of a user, a group, or all."""
     dataset: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantPlace:
-    """A place, as far as grants are concerned."""
+    """The kind and capacity of a place."""
 
     kind: str
     capacity_bytes: int
@@ -31,7 +31,7 @@ class GrantPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenSpace:
-    """What one data set takes in each place."""
+    """The bytes that one data set takes in each place."""
 
     key: DatasetKey
     size_bytes: tuple[int, ...]
@@ -41,7 +41,7 @@ class TakenSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantLimits:
-    """The most that is granted, over all places."""
+    """The most bytes that are granted over all places."""
 
     dataset_bytes: int | None = None
     owner_bytes: int | None = None
@@ -49,37 +49,37 @@ class GrantLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest:
-    """A data set that somebody wants to open."""
+    """A data set that a job wants to open."""
 
     key: DatasetKey
     size_bytes: int
     overhead_bytes: int = 0
-    """What its tables take in every place where it is."""
+    """Bytes of its tables, in every place where it has a tier."""
     slack_bytes: int = 0
-    """No unit is cut in two: where one place ends and the next begins some room is lost."""
+    """Units are not split between places, so some room is lost where one place ends."""
     wished_bytes: Mapping[str, int] | None = None
-    """By kind of place, the most that is wanted; None: whatever can be had."""
+    """The most bytes wanted, by kind of place; None: as many as possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantDecision:
-    """What is granted in each place, and which parts of which data sets go first."""
+    """The bytes granted in each place, and the evictions that make room for them."""
 
     granted_bytes: tuple[int, ...]
     drops: tuple[tuple[DatasetKey, int], ...] = ()
-    """Keys, and numbers of places."""
+    """Data sets to evict, each with the number of the place."""
     bound: str = ""
-    """What kept it from being more, in words; empty where all fits."""
+    """Why it was not more, in words; empty if everything fits."""
 
 
 @dataclass(slots=True)
 class _SpaceLedger:
-    """What is taken while a decision is made."""
+    """The bytes taken, updated while a decision is made."""
 
     grant_places: Sequence[GrantPlace]
     taken: dict[DatasetKey, list[int]]
     idle: list[DatasetKey]
-    """Data sets that may go, longest unused first."""
+    """Data sets that may be evicted, the least recently used first."""
     drops: list[tuple[DatasetKey, int]] = field(default_factory=list)
 
     def in_place(self, place: int) -> int:
@@ -99,7 +99,7 @@ def decide(
     request: GrantRequest,
     limits: GrantLimits,
 ) -> GrantDecision:
-    """Return what a data set gets beside all others; its own old part is not among them."""
+    """Return the grant of a data set; `others` must not have its own former share."""
     assert all(other.key != request.key for other in others)
     idle = sorted((other for other in others if not other.is_open), key=lambda one: one.used_at_s)
     ledger = _SpaceLedger(
@@ -128,7 +128,10 @@ def decide(
 
 
 def _allowed(ledger: _SpaceLedger, request: GrantRequest, limits: GrantLimits) -> tuple[int, str]:
-    """Return how much limits leave of what is wanted, after the owner's own idle sets went."""
+    """Return how many of the wanted bytes the limits allow, and the limit that reduced them.
+
+    First evicts idle data sets of the same owner, as far as the owner's limit requires.
+    """
     wanted_bytes, bound = request.size_bytes + request.slack_bytes, ""
     if limits.dataset_bytes is not None and limits.dataset_bytes < wanted_bytes:
         wanted_bytes, bound = limits.dataset_bytes, "the limit of a data set"

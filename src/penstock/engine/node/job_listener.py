@@ -1,9 +1,9 @@
-"""The unix socket where jobs of this host come in.
+"""The unix socket where jobs of this host connect.
 
-One thread a connection: words are few, and an answer may have to wait for a lock or for files to be
-removed. Every user of the host may connect; the kernel says who it is, and who answers decides. So
-each user has a bound on connections, on the time that an ask may take to arrive, and on the memory
-of asks that have not arrived yet.
+Each connection has a thread: requests are few, and an answer may have to wait for a lock or for the
+removal of files. Every user of the host may connect; the kernel identifies the user, and the
+service decides what that user may do. So that no user can exclude others, connections per user, the
+time that a request may take to arrive, and the memory of unfinished requests are bounded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,18 +25,18 @@ import msgspec
 from penstock.engine.node.places import take_lock
 from penstock.engine.peers.node_messages import (
     FRAME_BYTES_MAX,
-    Answered,
-    Asked,
+    NodeAnswer,
+    NodeRequest,
     RequestRefused,
     packed,
-    receive_asked,
+    receive_request,
     user_of,
 )
 from penstock.errors import OptionError, PenstockError
 
 CONNECTIONS_MAX = 1024
 CONNECTIONS_OF_USER_MAX = 128
-"""Every rank has one; eight users would have to conspire to keep out a ninth."""
+"""Every rank has one. It takes eight users to use up `CONNECTIONS_MAX`."""
 _SEND_S_MAX = 10.0
 
 _log = logging.getLogger("penstock.engine.node")
@@ -43,7 +44,7 @@ _log = logging.getLogger("penstock.engine.node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConnection:
-    """A process that came in."""
+    """A connected process, as the kernel identifies it."""
 
     number: int
     pid: int
@@ -52,23 +53,24 @@ class JobConnection:
 
 
 class JobListener:
-    """Listens at a path, and lets each connection ask until it ends."""
+    """Listens at a path, and answers the requests of each connection until it ends."""
 
     def __init__(
         self,
         path: str,
-        answer: Callable[[JobConnection, Asked], Answered],
+        answer: Callable[[JobConnection, NodeRequest], NodeAnswer],
         left: Callable[[JobConnection], None],
     ) -> None:
         self.path = path
         self._answer = answer
         self._left = left
         self._numbers = itertools.count(1)
+        # Guards `_inside`, which the accepting thread and those of all connections change.
         self._mutex = threading.Lock()
         self._inside: dict[int, tuple[JobConnection, socket.socket]] = {}
         self._listener: socket.socket | None = None
         self._large: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
-        """By user: held while a large ask of that user is read, so that there is one at a time."""
+        """By user: held while a large request is read, so that there is only one at a time."""
         self._lock = -1
 
     @property
@@ -77,10 +79,10 @@ class JobListener:
         return len(self._inside)
 
     def take(self) -> None:
-        """Make sure that no other service answers here."""
+        """Take the lock that keeps other services from this socket."""
         folder = os.path.dirname(self.path)  # noqa: PTH120
         try:
-            # Others pass through to the socket, where its service tells who may come in.
+            # Other users must be able to reach the socket; the service decides what they may do.
             Path(folder).mkdir(mode=0o755, parents=True, exist_ok=True)
             name = f"{os.path.basename(self.path)}.lock"  # noqa: PTH119
             self._lock = take_lock(folder, name, f"the socket {self.path}")
@@ -91,19 +93,19 @@ class JobListener:
             ) from error
 
     def start(self) -> None:
-        """Let processes in; a socket that a dead service left is replaced."""
+        """Accept connections; replaces the socket of a service that has died."""
         path = Path(self.path)
         if path.exists() and not path.is_socket():
             raise OptionError(f"{path} is there and is no socket; remove it or give another")
-        path.unlink(missing_ok=True)  # its service is gone, else we had not got the lock
+        path.unlink(missing_ok=True)  # its service is dead, or we would not have the lock
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.path)
         path.chmod(0o666)
         listener.listen(128)
         self._listener = listener
-        threading.Thread(target=self._let_in, name="penstock-listener", daemon=True).start()
+        threading.Thread(target=self._accept, name="penstock-listener", daemon=True).start()
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         listener = self._listener
         assert listener is not None
         while self._listener is not None:
@@ -111,7 +113,7 @@ class JobListener:
                 connection, _ = listener.accept()
             except OSError:  # closed, or no descriptors left
                 if self._listener is not None:
-                    threading.Event().wait(0.2)
+                    time.sleep(0.2)  # until a connection ends and gives its descriptor back
                 continue
             pid, user, group = user_of(connection)
             client = JobConnection(number=next(self._numbers), pid=pid, user=user, group=group)
@@ -132,8 +134,8 @@ class JobListener:
     def _serve(self, client: JobConnection, connection: socket.socket) -> None:
         try:
             large = self._large[client.user]
-            while (word := receive_asked(connection, large)) is not None:
-                self._send(connection, self._answered(client, word))
+            while (message := receive_request(connection, large)) is not None:
+                self._send(connection, self._answered(client, message))
         except (OSError, PenstockError, msgspec.MsgspecError, ValueError) as error:
             _log.info("process %d of user %d is gone: %s", client.pid, client.user, error)
         finally:
@@ -142,16 +144,16 @@ class JobListener:
             connection.close()
             self._left(client)
 
-    def _answered(self, client: JobConnection, word: Asked) -> Answered:
+    def _answered(self, client: JobConnection, message: NodeRequest) -> NodeAnswer:
         try:
-            return self._answer(client, word)
+            return self._answer(client, message)
         except (PenstockError, OSError) as error:
             return RequestRefused(message=str(error))
         except Exception:
-            _log.exception("no answer to %s of user %d", type(word).__name__, client.user)
+            _log.exception("no answer to %s of user %d", type(message).__name__, client.user)
             return RequestRefused(message="the node service failed here; its log says how")
 
-    def _send(self, connection: socket.socket, answer: Answered) -> None:
+    def _send(self, connection: socket.socket, answer: NodeAnswer) -> None:
         frame = packed(answer)
         assert len(frame) <= FRAME_BYTES_MAX
         connection.settimeout(_SEND_S_MAX)
@@ -159,21 +161,23 @@ class JobListener:
         connection.settimeout(None)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
                 Path(self.path).unlink()
-                listener.shutdown(socket.SHUT_RDWR)
+                listener.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes the thread in `accept`; `close` would not
             listener.close()
 
     def stop(self) -> None:
-        """Let go of everybody."""
+        """Close all connections, and give the socket's lock back."""
         self.close()
         with self._mutex:
             inside = list(self._inside.values())
         for _, connection in inside:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # its own thread closes it, once `recv` returns
                 connection.shutdown(socket.SHUT_RDWR)
         if self._lock >= 0:
             os.close(self._lock)

@@ -1,48 +1,41 @@
-"""A tier that the service keeps: its files stay as long as it does, and peers read from them.
+"""Tiers that the service keeps: their files stay as long as it runs, and peers read from them.
 
-The service joins as one more user of the tier (`storage.tier_locks`), so the last job to leave
-does not remove it. It joins only beside a job that has it open: what was vouched for then is good
-as long as the service stays, and sizes are settled by those who fill.
+The service joins a tier as one more user (`storage.tier_locks`), so the last job that closes it
+does not remove it. It joins only while a job has the tier open: then the present generation goes on
+as long as the service stays, and only jobs have to agree on sizes.
 
-Nothing is mapped here. The files belong to users, who may cut them short at any moment, and a map
-would answer that with a signal that ends the service for everybody. States and sums are read with
-`pread`, bytes are sent by descriptor.
+Nothing is mapped here. Users own the files and may truncate them at any moment; with a map, that
+would raise SIGBUS and end the service for everybody. States and sums are read with `pread`, and
+bytes are sent by descriptor.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 
 import numpy as np
 import xxhash
 
-from penstock.clock import Clock, SystemClock
 from penstock.engine.node.folders import OwnedFolder, clear_tier
-from penstock.engine.peers.base import (
-    ABSENT,
-    UNCHECKED,
-    HeldFile,
-    Ints,
-    Lookup,
-    Shelf,
-    UnitLocation,
-)
+from penstock.engine.peers.base import ABSENT, UNCHECKED, HeldFile, Lookup, Shelf
 from penstock.engine.peers.part_sums import with_part_sums
+from penstock.engine.peers.wire import Ints
 from penstock.storage.tier_files import read_into
 from penstock.storage.tier_folders import CELLS, DATA, LOCK, STATE, SUMS
 from penstock.storage.tier_header import HEADER_BYTES, Header, read_header
 from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 
 _OPENING_S_MAX = 1.5
-"""The opening moment takes milliseconds; a job that is stopped in it must not stop the service, nor
-other jobs that wait for its answer (`storage.process_wait`)."""
+"""Jobs hold the opening lock for milliseconds. A job that is stopped in that moment must not
+block the service, nor other jobs that wait for the service's answer (`storage.process_wait`)."""
 _UNCHECKED_MAX = 65536
 _CHECKED_BYTES_MAX = 2**30
 
 
 class KeptTier:
-    """A tier's files, held open, and the service's share in its lock."""
+    """The open files of a tier, and the service's shared lock on it."""
 
     def __init__(self, folder: OwnedFolder, kind: str, locks: RecordLocks) -> None:
         self.path = folder.path
@@ -61,14 +54,14 @@ class KeptTier:
         self.cells_descriptor = self._cells.descriptor
 
     def state_of(self, unit: int) -> int:
-        """Return a unit's state: 0 absent, else the generation that vouched for it."""
+        """Return a unit's state: 0 if absent, else the generation that verified it."""
         if not 0 <= unit < self.header.num_units:
             return 0
         data = os.pread(self._state.descriptor, 1, HEADER_BYTES + unit)
         return data[0] if data else 0
 
     def read_data(self, target: memoryview, offset: int) -> bool:
-        """Fill a buffer from the data file; False where that ends before."""
+        """Fill a buffer from the data file; False if the file ends before."""
         return read_into(self.file.descriptor, target, offset)
 
     def sum_of(self, unit: int) -> int:
@@ -77,13 +70,13 @@ class KeptTier:
 
     @property
     def size_bytes(self) -> int:
-        """How long the data file is."""
+        """The length of the data file."""
         return os.fstat(self.file.descriptor).st_size
 
     def settle(self, unit: int, offset: int, length: int) -> bool | None:
-        """Vouch for a unit whose bytes have their sum; None: a job is at it just now.
+        """Mark a unit as verified if its bytes match its sum; None: a job holds the unit now.
 
-        Under the unit's lock, since a job may be dropping it to make room.
+        Holds the unit's lock, because a job may be dropping the unit to make room.
         """
         if not self._locks.claim(unit):
             return None
@@ -107,24 +100,24 @@ class KeptTier:
         return hasher.intdigest() == self.sum_of(unit)
 
     def leave(self) -> None:
-        """Let the next one who opens it be alone; the files stay as they are."""
+        """Stop being a user of the tier; the files stay as they are."""
         self._locks.close()
 
     def try_alone(self) -> bool:
-        """Return whether nobody else has it open, who then cannot begin to until we leave."""
-        return _taken(self._locks, OPENING) and self._locks.try_alone(USERS)
+        """Return whether nobody else has it open; then nobody can open it before `leave`."""
+        return _has_opening(self._locks) and self._locks.try_alone(USERS)
 
     def stay(self) -> None:
-        """Be one among others again after `try_alone`."""
+        """Share the tier with others again after `try_alone`."""
         self._locks.try_shared(USERS)
         self._locks.drop(OPENING)
 
 
 def join(folder: OwnedFolder, kind: str) -> KeptTier | None:
-    """Become a user of a tier; None where no job has it open."""
+    """Become a user of a tier; None if no job has it open."""
     locks = RecordLocks(folder.open_file(LOCK))
     try:
-        if not _taken(locks, OPENING):
+        if not _has_opening(locks):
             raise TimeoutError(
                 f"{folder.path} has been held for {_OPENING_S_MAX:g} s by a process that opens or "
                 "closes it; is that process stopped?"
@@ -156,49 +149,38 @@ def remove_if_unused(folder: OwnedFolder, above: OwnedFolder) -> bool:
         locks.close()
 
 
-def _taken(locks: RecordLocks, byte: int, clock: Clock | None = None) -> bool:
-    clock = clock or SystemClock()
-    end_s = clock.now_s() + _OPENING_S_MAX
-    while not locks.try_alone(byte):
-        if clock.now_s() > end_s:
+def _has_opening(locks: RecordLocks) -> bool:
+    """Take the opening lock; False if another process does not give it back in time."""
+    end_s = time.monotonic() + _OPENING_S_MAX
+    while not locks.try_alone(OPENING):
+        if time.monotonic() > end_s:
             return False
-        clock.sleep(0.005)
+        time.sleep(0.005)
     return True
 
 
 class KeptShelf(Shelf):
-    """A data set's kept tiers, as they are served to one run."""
+    """The kept tiers of a data set, as a shelf for one run."""
 
     def __init__(self, name: bytes, tiers: tuple[KeptTier, ...], progress: RunProgress) -> None:
         self.name = name
         self._tiers = tiers
         self._progress = progress
+        # Guards the sets below: the server's loops and its `LeftoverChecker` use them.
         self._mutex = threading.Lock()
         self._unchecked: dict[int, tuple[KeptTier, int, int]] = {}
         self._wrong: set[int] = set()
-        """Units whose sum was wrong; good again once a job vouches for them."""
+        """Units whose sum was wrong; they are served again once a job has verified them."""
         self._spoilt: set[int] = set()
-        """Units that their device does not give."""
+        """Units that their device could not read."""
 
     def cursor(self) -> int:
         """Return how far the run's ranks on this node have filled."""
         return self._progress.cursor
 
     def is_filling(self) -> bool:
-        """Return whether any of them still fills."""
+        """Return whether any of them is still filling."""
         return self._progress.is_filling
-
-    def find(self, unit: int, unit_offset: int, unit_length: int) -> UnitLocation | None:
-        """Return where a unit lies, checked."""
-        row = np.array([[unit, unit_offset, unit_length, 0, unit_length]], np.int64)
-        found = self.lookup(row)
-        if found.places[0] == UNCHECKED:
-            self.settle(row[:, 0])
-            found = self.lookup(row)
-        if found.places[0] < 0:
-            return None
-        file = found.files[found.places[0]]
-        return UnitLocation(descriptor=file.descriptor, total=int(found.sums[0]), file=file)
 
     def lookup(self, ranges: Ints) -> Lookup:
         """Return where the units of some ranges lie."""
@@ -234,10 +216,10 @@ class KeptShelf(Shelf):
             return True
 
     def settle(self, units: Ints) -> None:
-        """Check units that an earlier generation vouched for.
+        """Check units that an earlier generation has verified.
 
-        One whose sum is wrong is left as it is, and not served: where it lies is only the
-        asker's word, and a job that fills finds out for itself.
+        A unit with a wrong sum is not served, but its state stays: the client named its position
+        and may be wrong. A job that fills the tier checks the unit by itself.
         """
         for unit in units.tolist():
             with self._mutex:
@@ -254,13 +236,13 @@ class KeptShelf(Shelf):
                     self._wrong.add(unit)
 
     def spoil(self, unit: int) -> None:
-        """Serve a unit no more."""
+        """Never serve a unit again, because it could not be read."""
         with self._mutex:
             self._spoilt.add(unit)
 
 
 class RunProgress:
-    """How far a run's ranks on this node are; all words of one run share it."""
+    """How far a run's ranks on this node have filled; all shelves of the run share it."""
 
     cursor: int = 0
     is_filling: bool = False

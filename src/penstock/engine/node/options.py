@@ -1,9 +1,9 @@
-"""What a service is told: by flags, else by the table [node] of penstock.toml.
+"""The options of a service: from flags, else from the table [node] of penstock.toml.
 
     [node]
     memory = "64GB"                # or "/run/penstock/memory:64GB": another tmpfs than /dev/shm
     disk = ["/nvme:2TB"]
-    listen = ":7410"               # the interfaces of [peers]; "0.0.0.0:7410" is every one
+    listen = ":7410"               # on the interfaces of [peers]; "0.0.0.0:7410" means all
     share = "user"
     limit-dataset = "500GB"
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from penstock.engine.node.grants import GrantLimits
 from penstock.engine.peers.addresses import addresses_here
 from penstock.engine.peers.base import Address
 from penstock.engine.peers.local import SYSTEM_SOCKET
+from penstock.engine.peers.settings import config_table
 from penstock.errors import OptionError
 from penstock.storage.tier_sizes import Wish, disk_of, memory_of
 from penstock.units import bytes_of
@@ -38,25 +38,24 @@ SHARES = ("user", "group", "all")
 NAMES = (
     "memory", "disk", "listen", "socket", "http", "share", "limit-dataset", "limit-user",
 )  # fmt: skip
-_SYSTEM_CONFIG = "/etc/penstock/penstock.toml"
 _SOCKET_PATH_BYTES_MAX = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """All that a service has to know before it starts."""
+    """The options of a service."""
 
     wishes: tuple[Wish, ...]
-    """First the fastest."""
+    """The tiers to offer, the fastest first."""
     listen: tuple[Address, ...]
-    """Where peers are served."""
+    """The addresses of the peer server."""
     socket: str
     http: Address | None
     share: str = "user"
     limits: GrantLimits = field(default_factory=GrantLimits)
 
     def owner_of(self, user: int, group: int) -> FolderOwner:
-        """Return whose data sets a process gets to see; refuse those that are not served."""
+        """Return the owner of a process's data sets; refuse a user that is not served."""
         if os.geteuid() not in (0, user):
             raise OptionError(
                 f"this node service runs as user {os.geteuid()} and keeps data of that user only, "
@@ -69,7 +68,7 @@ class NodeOptions:
 
 
 def options_of(given: Mapping[str, Any], config: Mapping[str, Any]) -> NodeOptions:
-    """Return the options from flags, by name, over those of the file."""
+    """Return the options; flags in `given` win over those of the file."""
     said = {**config, **{name: value for name, value in given.items() if value not in (None, [])}}
     memory, disks = said.get("memory"), said.get("disk", [])
     wishes: list[Wish] = [] if memory is None else [memory_of(str(memory))]
@@ -94,29 +93,13 @@ def options_of(given: Mapping[str, Any], config: Mapping[str, Any]) -> NodeOptio
 
 def config_here(environment: Mapping[str, str] = os.environ) -> tuple[dict[str, Any], str]:
     """Return the table [node] of the first penstock.toml there is, and its path."""
-    named = environment.get("PENSTOCK_CONFIG")
-    for path in [named] if named else ["penstock.toml", _SYSTEM_CONFIG]:
-        try:
-            table = tomllib.loads(Path(path).read_text()).get("node", {})
-        except FileNotFoundError:
-            if named:
-                raise OptionError(f"PENSTOCK_CONFIG names {named}, which is not there") from None
-            continue
-        except (OSError, ValueError) as error:
-            raise OptionError(f"{path} cannot be read: {error}") from error
-        _check_names(table, path)
-        return table, path
-    return {}, ""
-
-
-def _check_names(table: Any, path: str) -> None:
-    if not isinstance(table, dict):
-        raise OptionError(f"{path}: [node] is not a table")
+    table, path = config_table("node", environment)
     for name in table:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(NAMES)}"
             raise OptionError(f"{path}: [node] has no option {name!r}; {hint}")
+    return table, path
 
 
 def address_of(text: str, what: str) -> Address:
@@ -137,7 +120,7 @@ def address_of(text: str, what: str) -> Address:
 
 
 def _listen(text: str) -> tuple[Address, ...]:
-    """Return where to serve peers; a port alone means the addresses that members are told."""
+    """Return the addresses of the peer server; a port alone means those that members are told."""
     address = address_of(text, "listen")
     has_host = bool(text.rpartition(":")[0])
     return (address,) if has_host else addresses_here(address.port)

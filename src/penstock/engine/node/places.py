@@ -1,22 +1,22 @@
-"""The memories and disks that a service was given, taken hold of."""
+"""The memories and disks of a service, locked against other services."""
 
 from __future__ import annotations
 
 import fcntl
 import logging
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engine.node.folders import found_sets
 from penstock.errors import OptionError
 from penstock.storage.tier_folders import Folder, is_shared_by_nodes
+from penstock.storage.tier_identity import identity_in
 from penstock.storage.tier_sizes import TierAllowance, Wish, usable_bytes, wished_bytes
 from penstock.units import show_bytes
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_LOCK, _IDENTITY = "service.lock", "identity"
+_LOCK = "service.lock"
 _SMALLEST_BYTES = 2**20
 
 _log = logging.getLogger("penstock.engine.node")
@@ -24,22 +24,22 @@ _log = logging.getLogger("penstock.engine.node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlace:
-    """A memory or a disk, held by this service alone."""
+    """A memory or a disk that this service has locked."""
 
     kind: str
     capacity_bytes: int
     root: Folder
     lock: int
-    """A descriptor; closing it gives the place back."""
+    """A descriptor that holds the lock; closing it gives the place back."""
 
     def close(self) -> None:
-        """Let another service have it."""
+        """Give the place back, so that another service can take it."""
         self.root.close()
         os.close(self.lock)
 
 
 def take_places(wishes: Sequence[Wish]) -> list[TierPlace]:
-    """Take hold of all places; what cannot be had is an error: a service is set up by hand."""
+    """Lock all places. One that cannot be used is an error: people set a service up by hand."""
     places: list[TierPlace] = []
     try:
         for wish in wishes:
@@ -100,9 +100,9 @@ def _check_local(place: str) -> None:
 
 
 def _capacity(wish: Wish, root: Folder, held_bytes: int) -> int:
-    """Return how much may be granted here: what is wished for, or less where there is less."""
+    """Return how many bytes may be granted here: the wished ones, or fewer if fewer are free."""
     status = os.fstatvfs(root.descriptor)
-    # A tmpfs without a limit says that it has no blocks at all.
+    # A tmpfs without a limit reports no blocks at all.
     free_bytes = status.f_bavail * status.f_frsize if status.f_blocks else 2**60
     allowance = TierAllowance(
         free_bytes=free_bytes + held_bytes,
@@ -117,7 +117,7 @@ def _capacity(wish: Wish, root: Folder, held_bytes: int) -> int:
         )
     if usable < wished:
         _log.warning(
-            "the %s in %s will be %s instead of %s: that is what %s leaves; %s",
+            "the %s in %s will be %s instead of %s, because of the limit of %s; %s",
             wish.kind, wish.place, show_bytes(usable), show_bytes(wished), allowance.bound,
             allowance.way_out,
         )  # fmt: skip
@@ -125,7 +125,7 @@ def _capacity(wish: Wish, root: Folder, held_bytes: int) -> int:
 
 
 def take_lock(folder: str, name: str, what: str) -> int:
-    """Return a descriptor that keeps other services out; an error names the one that is there."""
+    """Return a descriptor that holds a lock; the error names the service that has it."""
     path = f"{folder}/{name}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -137,32 +137,17 @@ def take_lock(folder: str, name: str, what: str) -> int:
             f"another node service (process {pid}) has {what}; stop it first, or give this one "
             "something else"
         ) from None
+    # For the error message of a second service; the lock itself goes with this process.
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
 def identity_of(places: Sequence[TierPlace], beside: str) -> str:
-    """Return who this node is: it follows the data on the first disk, else the running system.
+    """Return the name of this node. It lies on the first disk, else beside the socket.
 
-    Memory is gone after a restart of the machine, and so is what lies beside the socket.
+    So it lives as long as the data: a reboot clears memory tiers, and the socket's folder as well.
     """
     disks = [place.root.path for place in places if place.kind == "disk"]
-    path = f"{disks[0]}/{_IDENTITY}" if disks else f"{beside}.identity"
-    try:
-        with open(path, opener=_no_link) as file:
-            known = file.read(64).strip()
-        if len(bytes.fromhex(known)) == 16:
-            return known
-    except (OSError, ValueError):
-        pass
-    made = secrets.token_hex(16)
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w") as file:  # noqa: PTH123
-        file.write(made + "\n")
-    os.replace(temporary, path)  # noqa: PTH105
-    return made
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+    folder, _, socket = beside.rpartition("/")
+    return identity_in(disks[0]) if disks else identity_in(folder, f"{socket}.identity")

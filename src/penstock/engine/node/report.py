@@ -1,4 +1,4 @@
-"""What the service tells about itself: to peers, to people, to Prometheus."""
+"""The status and metrics of the service: for peers, for people, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def node_status(service: NodeService, runs: tuple[RunStatus, ...]) -> NodeStatus:
-    """Return how a node does; of the runs, only those that are given."""
+    """Return the status of a node, with these runs."""
     known, counts = service.known, service.server.counts()
     return NodeStatus(
         name=service.name,
@@ -47,7 +47,7 @@ def node_status(service: NodeService, runs: tuple[RunStatus, ...]) -> NodeStatus
 
 
 def metrics_of(service: NodeService) -> list[Metric]:
-    """Return all that is counted."""
+    """Return all metrics."""
     return [*_of_sets(service), *_of_server(service), *_of_service(service)]
 
 
@@ -115,13 +115,13 @@ def _of_server(service: NodeService) -> list[Metric]:
             counts["accepted"]),
         one("refused_handshakes_total", "counter",
             "Peers that could not prove that they belong to a run here.", counts["refused"]),
-        one("broken_connections_total", "counter", "Connections dropped for making no sense.",
+        one("broken_connections_total", "counter", "Connections dropped because of invalid bytes.",
             counts["broken"]),
     ]  # fmt: skip
 
 
 def _served(service: NodeService) -> tuple[MetricRow, ...]:
-    """Bytes by data set; what cannot be told apart any more is counted under no name."""
+    """Return the bytes served by data set; those of unknown shelves have no name."""
     names = service.runs.datasets_by_shelf()
     uris = {each.key: each.about.get("uri", "") for each in service.known}
     total = dict.fromkeys([DatasetKey("", ""), *names.values()], 0)

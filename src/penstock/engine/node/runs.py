@@ -1,22 +1,22 @@
-"""The runs that have data sets served here, and what their ranks tell.
+"""The runs that the service serves, and the reports of their ranks on this node.
 
-A run is known by its id; its secret proves membership to the peer server. It lives as long as any
-process of it is connected here, and a while longer: a rank that has died takes nothing away from
-the other nodes, which may go on reading what lies here.
+A run is identified by its id; clients prove membership to the peer server with its secret. A run is
+served while any of its processes is connected here, and for `LINGER_S` more: if a rank has died,
+other nodes can still read what its node holds.
 
-The service is deaf to gossip itself. What ranks of a run say here is told to the members that ask
-this node, and what those say is handed to the ranks when they report next.
+The service relays gossip and does not interpret it. The gossip of a run's ranks goes to the members
+that read from this node, and the gossip of those members goes to the ranks at their next report.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.clock import Clock, SystemClock
 from penstock.engine.node.grants import DatasetKey
 from penstock.engine.node.kept import KeptShelf, KeptTier, RunProgress
 from penstock.engine.peers.base import Gossip, NoGossip, Shelves
@@ -31,17 +31,17 @@ from penstock.engine.peers.status import SENTENCES_MAX, LinkStatus, ReadCounts, 
 from penstock.errors import PeerError
 
 LINGER_S = 60.0
-"""A run whose last process has gone is still served so long."""
+"""How long a run is served after its last process has disconnected."""
 RUNS_MAX = 1024
 RUNS_OF_USER_MAX = 128
 MEMBERS_OF_USER_MAX = 4 * MEMBERS_MAX
-"""Of all runs of a user together: they are kept in memory."""
+"""Members in all runs of a user together; they are kept in memory."""
 _SHELVES_MAX = 65536
 
 
 @dataclass(slots=True, kw_only=True)
 class _ServedRun:
-    """One run, as far as this node is concerned."""
+    """What the service knows of one run."""
 
     run_id: bytes
     secret: bytes
@@ -53,34 +53,35 @@ class _ServedRun:
     clients: set[int] = field(default_factory=set)
     reports: dict[int, RunStatus] = field(default_factory=dict)
     past: RunStatus = field(default_factory=RunStatus)
-    """What ranks told that are gone."""
+    """The merged reports of ranks that have disconnected."""
     said: bytes = b""
     heard: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    """By node, the last it said, with the number of that saying."""
+    """By node: its latest gossip, and the number of that message."""
     num_heard: int = 0
     told: dict[int, int] = field(default_factory=dict)
-    """Up to which saying each process knows."""
+    """By process: the number of the last message that it was given."""
     left_at_s: float | None = None
 
 
 class ServedRuns:
     """All runs of a service; used by its threads and those of the peer server."""
 
-    def __init__(self, shelves: Shelves, clock: Clock | None = None) -> None:
+    def __init__(self, shelves: Shelves) -> None:
         self._shelves = shelves
-        self._clock = clock or SystemClock()
+        # Guards all runs. The peer server looks up secrets and shelves without it: each is one read
+        # of a mapping, and a server loop must not wait for a registration.
         self._mutex = threading.Lock()
         self._runs: dict[bytes, _ServedRun] = {}
         self._keys: dict[bytes, tuple[bytes, DatasetKey]] = {}
         """By shelf: the run, and the data set."""
         self._ever: dict[bytes, DatasetKey] = {}
-        """Data sets by shelf, of runs that are over too: counters must not lose what they had."""
+        """Data sets by shelf, also of runs that have ended: their bytes stay in the counters."""
         self.num_registered = 0
 
     # -- for the peer server ---------------------------------------------------------------------
 
     def secret_of(self, run_id: bytes) -> bytes | None:
-        """Return a run's secret; None where it is not served here."""
+        """Return a run's secret; None if the run is not served here."""
         run = self._runs.get(run_id)
         return None if run is None else run.secret
 
@@ -89,17 +90,17 @@ class ServedRuns:
         return self._keys.get(shelf, (b"", None))[0] == run_id
 
     def gossip_of(self, run_id: bytes) -> Gossip:
-        """Return who speaks and listens for a run's ranks here."""
+        """Return the gossip of a run, relayed from and to its ranks here."""
         run = self._runs.get(run_id)
         return NoGossip() if run is None else _RunGossip(run, self._mutex)
 
     def datasets_by_shelf(self) -> dict[bytes, DatasetKey]:
-        """Return which data set lies, or lay, on which shelf."""
+        """Return the data set of each shelf, present and past."""
         with self._mutex:
             return dict(self._ever)
 
     def node_of(self, name: str) -> int:
-        """Return the number of a node in its run, by its name; -1 where no run knows it."""
+        """Return the number of a node in its run, by its name; -1 if no run has that name."""
         with self._mutex:
             members = (m for run in self._runs.values() for m in run.members if m.name == name)
             return next((member.node for member in members), -1)
@@ -111,37 +112,37 @@ class ServedRuns:
         client: int,
         user: int,
         key: DatasetKey,
-        word: RegisterRun,
+        message: RegisterRun,
         tiers: tuple[KeptTier, ...],
         *,
         uri: str = "",
     ) -> bool:
-        """Serve a data set to a run; return whether it was not served to it before."""
+        """Serve a data set to a run; return whether that is new."""
         with self._mutex:
-            run = self._run(user, word)
-            self._check_room(run, len(word.members))
-            served_to, _ = self._keys.get(word.shelf, (run.run_id, key))
+            run = self._run(user, message)
+            self._check_room(run, len(message.members))
+            served_to, _ = self._keys.get(message.shelf, (run.run_id, key))
             if served_to != run.run_id:
                 raise PeerError("another run is served under this name", kind="refused")
-            self._runs[word.run_id] = run
+            self._runs[message.run_id] = run
             run.clients.add(client)
             run.left_at_s = None
-            run.members = word.members or run.members
+            run.members = message.members or run.members
             run.dataset = run.dataset or uri or key.dataset
-            _reckon(run)
+            _update_progress(run)
             is_new = key not in run.shelves
             if is_new:
-                shelf = KeptShelf(word.shelf, tiers, run.progress)
+                shelf = KeptShelf(message.shelf, tiers, run.progress)
                 run.shelves[key] = shelf
-                self._keys[word.shelf] = (run.run_id, key)
+                self._keys[message.shelf] = (run.run_id, key)
                 if len(self._ever) < _SHELVES_MAX:
-                    self._ever[word.shelf] = key
+                    self._ever[message.shelf] = key
                 self._shelves.add(shelf)
                 self.num_registered += 1
             return is_new
 
     def _check_room(self, run: _ServedRun, num_members: int) -> None:
-        """Refuse what one user would keep too much of."""
+        """Refuse a run if its user has too many runs or members here."""
         others = [r for r in self._runs.values() if r.user == run.user and r is not run]
         members = sum(len(other.members) for other in others) + num_members
         if len(others) >= RUNS_OF_USER_MAX or members > MEMBERS_OF_USER_MAX:
@@ -151,38 +152,39 @@ class ServedRuns:
                 kind="refused",
             )
 
-    def _run(self, user: int, word: RegisterRun) -> _ServedRun:
-        run = self._runs.get(word.run_id)
+    def _run(self, user: int, message: RegisterRun) -> _ServedRun:
+        run = self._runs.get(message.run_id)
         if run is None:
             if len(self._runs) >= RUNS_MAX:
                 raise PeerError(
                     f"{len(self._runs)} runs are served here, and no more can be", kind="refused"
                 )
             return _ServedRun(
-                run_id=word.run_id, secret=word.secret, user=user, progress=RunProgress()
+                run_id=message.run_id, secret=message.secret, user=user, progress=RunProgress()
             )
-        if (run.user, run.secret) != (user, word.secret):
+        if (run.user, run.secret) != (user, message.secret):
             raise PeerError(
-                f"the run {word.run_id.hex()} is registered with another secret or by another user",
+                f"the run {message.run_id.hex()} is registered with another secret or by another "
+                "user",
                 kind="refused",
             )
         return run
 
-    def progress(self, client: int, word: ReportProgress) -> tuple[tuple[str, bytes], ...]:
-        """Take a report; return what other nodes have said that this process does not know."""
+    def progress(self, client: int, message: ReportProgress) -> tuple[tuple[str, bytes], ...]:
+        """Take a report; return the gossip of other nodes that this process has not seen."""
         with self._mutex:
-            run = self._runs.get(word.run_id)
+            run = self._runs.get(message.run_id)
             if run is None or client not in run.clients:
                 raise PeerError("this run was not registered on this connection", kind="refused")
-            run.reports[client] = word.status
-            run.said = word.said or run.said
-            _reckon(run)
+            run.reports[client] = message.status
+            run.said = message.said or run.said
+            _update_progress(run)
             known = run.told.get(client, 0)
             run.told[client] = run.num_heard
             return tuple((name, said) for name, (at, said) in run.heard.items() if at > known)
 
     def leave(self, client: int) -> None:
-        """Forget a process; its runs live on for a while."""
+        """Forget a process; its runs are served for a while longer."""
         with self._mutex:
             for run in self._runs.values():
                 if client not in run.clients:
@@ -192,17 +194,17 @@ class ServedRuns:
                 report = run.reports.pop(client, None)
                 if report is not None:
                     run.past = _merged([run.past, report])
-                _reckon(run)
+                _update_progress(run)
                 if not run.clients:
-                    run.left_at_s = self._clock.now_s()
+                    run.left_at_s = time.monotonic()
 
-    def take_over(self, linger_s: float = LINGER_S) -> list[DatasetKey]:
-        """End the runs whose time is over; return a key for each data set that each was served."""
-        now_s = self._clock.now_s()
+    def end_idle(self) -> list[DatasetKey]:
+        """End the runs without a process for `LINGER_S`; return the keys of their shelves."""
+        now_s = time.monotonic()
         ended: list[DatasetKey] = []
         with self._mutex:
             for run in list(self._runs.values()):
-                if run.left_at_s is None or now_s < run.left_at_s + linger_s:
+                if run.left_at_s is None or now_s < run.left_at_s + LINGER_S:
                     continue
                 del self._runs[run.run_id]
                 for key, shelf in run.shelves.items():
@@ -211,7 +213,7 @@ class ServedRuns:
                     ended.append(key)
         return ended
 
-    # -- for those who look ----------------------------------------------------------------------
+    # -- for reports -----------------------------------------------------------------------------
 
     @property
     def num_runs(self) -> int:
@@ -234,42 +236,15 @@ class ServedRuns:
             )
 
     def status(self, may_see: Callable[[bytes, int], bool]) -> tuple[RunStatus, ...]:
-        """Return how the runs do that somebody may see, given a run's id and user."""
+        """Return the states of the runs for which `may_see(run_id, user)` is true."""
         with self._mutex:
             return tuple(
                 _status(run) for run in self._runs.values() if may_see(run.run_id, run.user)
             )
 
 
-class RelayedGossip:
-    """The gossip of a server for several runs: called with a run, it gives that of its ranks.
-
-    For all runs together there is nothing to say.
-    """
-
-    def __init__(self, runs: ServedRuns) -> None:
-        self._runs = runs
-
-    def __call__(self, run_id: bytes) -> Gossip:
-        """Return who speaks and listens for a run."""
-        return self._runs.gossip_of(run_id)
-
-    def say(self) -> bytes:
-        """Return nothing."""
-        return b""
-
-    def hear(self, peer: str, data: bytes) -> None:
-        """Forget it."""
-
-    def reached(self, peer: str) -> None:
-        """Forget it."""
-
-    def silent(self, peer: str, kind: str) -> None:
-        """Forget it."""
-
-
 class _RunGossip:
-    """A run's gossip: said by its ranks here, heard for them."""
+    """Relays the gossip of a run from and to its ranks on this node."""
 
     def __init__(self, run: _ServedRun, mutex: threading.Lock) -> None:
         self._run = run
@@ -288,16 +263,16 @@ class _RunGossip:
             run.heard[peer] = (run.num_heard, data)
 
     def reached(self, peer: str) -> None:
-        """Nothing is asked from here."""
+        """Do nothing: the service reads from no peer."""
 
     def silent(self, peer: str, kind: str) -> None:
-        """Nothing is asked from here."""
+        """Do nothing: the service reads from no peer."""
 
 
-def _reckon(run: _ServedRun) -> None:
-    """A node is as far as the slowest of its ranks, and fills while any of them does.
+def _update_progress(run: _ServedRun) -> None:
+    """Compute a node's progress: it is as far as its slowest rank, and fills while any rank does.
 
-    Who has registered and not said anything yet is about to fill.
+    A process that has registered and not reported yet is about to fill.
     """
     filling = [report for report in run.reports.values() if report.is_filling]
     run.progress.is_filling = bool(filling) or bool(run.clients - set(run.reports))

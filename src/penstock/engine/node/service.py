@@ -1,11 +1,11 @@
-"""The service as a whole: places, data sets, runs, the listener for jobs, the server for peers.
+"""The whole service: places, data sets, runs, the listener for jobs and the server for peers.
 
     with Signals() as signals, NodeService(options) as service:
         service.wait(signals)       # until SIGTERM or SIGINT, then it drains
 
-Draining: nobody new is let in, answers under way are finished within `DRAIN_S_MAX`, memory that no
-job uses is given back, disks stay as they are. Jobs go on: their tiers are theirs, and other nodes
-read from the store what was here.
+Draining: the service accepts no new jobs, finishes answers that are being sent within
+`DRAIN_S_MAX`, and gives back memory that no job uses; disks stay as they are. Jobs go on with their
+tiers, and other nodes read from the store what they had read from here.
 """
 
 from __future__ import annotations
@@ -17,29 +17,27 @@ import socket
 import threading
 import time
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.engine.node.folders import check_dataset
 from penstock.engine.node.grants import DatasetKey
 from penstock.engine.node.job_listener import JobConnection, JobListener
-from penstock.engine.node.notify import tell_systemd
 from penstock.engine.node.options import NodeOptions
 from penstock.engine.node.places import TierPlace, identity_of, take_places
 from penstock.engine.node.report import metrics_of, node_status
-from penstock.engine.node.runs import RelayedGossip, ServedRuns
+from penstock.engine.node.runs import ServedRuns
 from penstock.engine.node.sets import DatasetRegistry, KnownSet
-from penstock.engine.node.signals import Signals
+from penstock.engine.node.signals import Signals, tell_systemd
 from penstock.engine.peers.addresses import addresses_here
 from penstock.engine.peers.base import Address, Shelves
 from penstock.engine.peers.node_messages import (
     FORMAT,
     Acknowledged,
-    Answered,
-    Asked,
     GossipHeard,
     KeepTiers,
     ListRuns,
+    NodeAnswer,
+    NodeRequest,
     OpenTiers,
     RegisterRun,
     ReportProgress,
@@ -70,18 +68,18 @@ class NodeService:
         self._began_s = time.monotonic()
         self._places: list[TierPlace] = []
         self._draining = ""
-        """Why nobody is let in any more; empty while all is well."""
+        """Why the service is being stopped; empty while it is not."""
         self._draining_since_s = 0.0
         self._has_ended = threading.Event()
         self.known: list[KnownSet] = []
-        """The data sets, as they were a moment ago."""
+        """The data sets at the last `look`."""
 
     # -- beginning and end -----------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         _raise_limit_of_files()
         self.listener = JobListener(self.options.socket, self._answer, self._left)
-        self.listener.take()
+        self.listener.take()  # before anything is changed: another service may be running
         self._places = take_places(self.options.wishes)
         self.name = identity_of(self._places, self.options.socket)
         self.sets = DatasetRegistry(self._places, self.options.limits)
@@ -94,7 +92,7 @@ class NodeService:
             shelves=shelves,
             secrets=self.runs.secret_of,
             bind=self.options.listen,
-            gossip=RelayedGossip(self.runs),
+            gossip=self.runs.gossip_of,
             tls=server_context(),
             status=self._status,
             may_read=self.runs.may_read,
@@ -103,7 +101,7 @@ class NodeService:
         self.server.start()
         threading.Thread(target=self._watch, name="penstock-watch", daemon=True).start()
         self.web = self._web()
-        self.listener.start()
+        self.listener.start()  # last, because its threads use all of the above
         tell_systemd(READY=1, STATUS=f"serving at {self.server.address}")
         return self
 
@@ -111,7 +109,7 @@ class NodeService:
         self, recorder: Recorder, peer: str, asked_ns: int, size_bytes: int, num_ranges: int
     ) -> None:
         """Record an answer to another node."""
-        if num_ranges:  # One that asks for nothing only looks for us.
+        if num_ranges:  # A request for nothing only checks that this node answers.
             recorder.span(
                 Kind.PEER_SERVE,
                 asked_ns,
@@ -148,25 +146,25 @@ class NodeService:
         return 0
 
     def _watch(self) -> None:
-        """Do what has to be done now and then."""
+        """Do what has to be done at intervals; runs in a thread of its own."""
         while not self._has_ended.wait(TICK_S):
             try:
-                for key in self.runs.take_over():
+                for key in self.runs.end_idle():
                     self.sets.end_run(key)
                 self.look()
             except Exception:
                 _log.exception("the data sets could not be looked after")
 
     def look(self) -> None:
-        """Take note of what lies where.
+        """Update `known`, which the status and the metrics are made from.
 
-        Those who ask are told what was seen last: a look waits while room is made for somebody,
-        and the thread that serves peers must not.
+        They use this copy because a look waits while room is made for a job, and the threads that
+        serve peers must not wait.
         """
         self.known = self.sets.known()
 
     def drain(self, why: str) -> None:
-        """Let nobody in, and finish what is under way."""
+        """Accept no more jobs, and finish the answers that are being sent."""
         self._draining_since_s = time.monotonic()
         self._draining = why
         _log.info("%s: draining, at most %g s", why, DRAIN_S_MAX)
@@ -174,16 +172,11 @@ class NodeService:
         self.listener.close()
         self.server.stop(drain_s=DRAIN_S_MAX)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._draining:
             self.drain("the end")
         self._has_ended.set()
-        self.listener.stop()
+        self.listener.stop()  # before the data sets, which its threads use
         self.sets.close()
         if self.web is not None:
             self.web.stop()
@@ -206,46 +199,46 @@ class NodeService:
         """How long the service runs."""
         return time.monotonic() - self._began_s
 
-    # -- what is asked ---------------------------------------------------------------------------
+    # -- requests of jobs ------------------------------------------------------------------------
 
-    def _answer(self, client: JobConnection, word: Asked) -> Answered:
-        if isinstance(word, ListRuns):
+    def _answer(self, client: JobConnection, message: NodeRequest) -> NodeAnswer:
+        if isinstance(message, ListRuns):
             return self._seen(client)
-        if isinstance(word, ReportProgress):
-            return GossipHeard(gossip=self.runs.progress(client.number, word))
+        if isinstance(message, ReportProgress):
+            return GossipHeard(gossip=self.runs.progress(client.number, message))
         if self._draining:
             raise PeerError(f"the node service is being stopped ({self._draining})", kind="refused")
         owner = self.options.owner_of(client.user, client.group)
-        check_dataset(word.dataset)
-        if isinstance(word, OpenTiers):
-            return self._opened(client, word)
-        key = DatasetKey(owner.name, word.dataset)
+        check_dataset(message.dataset)
+        if isinstance(message, OpenTiers):
+            return self._opened(client, message)
+        key = DatasetKey(owner.name, message.dataset)
         tiers = self.sets.keep(client.number, key)
-        if isinstance(word, KeepTiers):
+        if isinstance(message, KeepTiers):
             return Acknowledged()
-        assert isinstance(word, RegisterRun)
+        assert isinstance(message, RegisterRun)
         uri = self.sets.uri_of(key)
-        if self.runs.register(client.number, client.user, key, word, tiers, uri=uri):
+        if self.runs.register(client.number, client.user, key, message, tiers, uri=uri):
             self.sets.begin_run(key)
-            _log.info("serving %s to the run %s", uri or word.dataset, word.run_id.hex()[:8])
+            _log.info("serving %s to the run %s", uri or message.dataset, message.run_id.hex()[:8])
         return Acknowledged()
 
-    def _opened(self, client: JobConnection, word: OpenTiers) -> TiersOpened:
-        if word.format > FORMAT:
+    def _opened(self, client: JobConnection, message: OpenTiers) -> TiersOpened:
+        if message.format > FORMAT:
             raise PeerError(
-                f"this node service speaks format {FORMAT}, the job {word.format}; start it anew "
+                f"this node service speaks format {FORMAT}, the job {message.format}; restart it "
                 "with the job's version of penstock",
                 kind="refused",
             )
         owner = self.options.owner_of(client.user, client.group)
-        tiers = self.sets.open(client.number, owner, word)
+        tiers = self.sets.open(client.number, owner, message)
         granted = " + ".join(f"{show_bytes(tier.size_bytes)} {tier.kind}" for tier in tiers)
         _log.info(
             "process %d of user %d opened %s (%s): %s",
             client.pid,
             client.user,
-            word.about.get("uri") or word.dataset,
-            show_bytes(word.size_bytes),
+            message.about.get("uri") or message.dataset,
+            show_bytes(message.size_bytes),
             granted or "no room",
         )
         return TiersOpened(
@@ -267,17 +260,17 @@ class NodeService:
         self.runs.leave(client.number)
         self.sets.leave(client.number)
 
-    # -- what is told ----------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------
 
     def _status(self, run_id: bytes = b"") -> dict[str, Any]:
         return as_dict(self.status(lambda run, _: run == run_id))
 
     def status(self, may_see: Any) -> NodeStatus:
-        """Return how the node does, and how the runs do that somebody may see."""
+        """Return the node's status, with the runs for which `may_see(run_id, user)` is true."""
         return node_status(self, self.runs.status(may_see))
 
     def health(self) -> tuple[int, str]:
-        """Return 200 while serving, 503 while draining, and a line that says so."""
+        """Return 200 while serving or 503 while draining, and a line of text."""
         if not self._draining:
             return 200, "ok"
         since_s = time.monotonic() - self._draining_since_s
@@ -286,20 +279,20 @@ class NodeService:
 
     @property
     def is_draining(self) -> bool:
-        """Whether nobody is let in any more."""
+        """Whether the service is being stopped."""
         return bool(self._draining)
 
 
 def _raise_limit_of_files() -> None:
-    """Take as many descriptors as the system gives: several a data set, one a connection."""
+    """Allow as many open files as possible: each tier takes five, each connection one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _recorder() -> Recorder | None:
-    """Return what records the answers of this service, if the environment names a trace."""
+    """Return a recorder of answers, if the environment names a trace."""
     folder = os.environ.get(TRACE_VARIABLE)
     if not folder:
         return None
-    # The service serves whether or not it can be recorded.
+    # The service must also run if the trace cannot be written.
     return Recorder(os.path.abspath(folder), role="node", must_open=False)  # noqa: PTH100

@@ -1,13 +1,13 @@
-"""The data sets that the service knows: who has each open, what it was granted, what is kept.
+"""The data sets of a service: who has each open, what it was granted, and which tiers are kept.
 
-    opened     the first to open a data set that nobody has open is granted a part of each place,
-               perhaps at the cost of others; whoever joins gets the same
-    kept       once its tiers are open the service joins them
-    let go     when the last process and the last run are gone: a disk keeps its files without us;
-               a memory tier stays joined, since with its last user it would be removed
+    opened     the first process that opens a data set is granted a share of each place, perhaps at
+               the cost of others; processes that join get the same
+    kept       once the tiers are open, the service joins them as one more user
+    released   after the last process and the last run: the service leaves disk tiers, whose files
+               stay without it; it stays in memory tiers, which the last user would remove
 
-The next one to open a data set finds itself alone there: the service steps aside for a moment, so
-that sizes are settled anew and everything is checked before its first use, as after any gap.
+Before a data set is opened again, the service leaves its tiers, so that the new job is alone there:
+sizes are then decided again, and every unit is checked before its first use, as after any gap.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from penstock.errors import OptionError, PeerError
 from penstock.units import show_bytes
 
 _SMALLEST_BYTES = 2**16
-"""Of a grant; less is not worth its files."""
+"""The smallest grant; a smaller one is not worth its files."""
 _SLACK_BYTES_MAX = 64 * 2**20
 DATASETS_OF_OWNER_MAX = 4096
-"""That the service remembers, open or not; each costs a few kilobytes."""
+"""Data sets that the service remembers, open or not; each costs a few kilobytes."""
 _BYTES_A_UNIT = 9
-"""A sum and a state."""
+"""Eight for the sum and one for the state."""
 
 _log = logging.getLogger("penstock.engine.node")
 
@@ -65,7 +65,7 @@ class _OpenedSet:
     num_runs: int = 0
     used_at_s: float = 0.0
     kept: dict[str, tuple[int, KeptTier]] = field(default_factory=dict)
-    """By path, with the number of the place."""
+    """By path: the number of the place, and the tier."""
 
     @property
     def is_open(self) -> bool:
@@ -74,7 +74,7 @@ class _OpenedSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSet:
-    """A data set as it is reported."""
+    """The state of a data set, for reports and grants."""
 
     key: DatasetKey
     held_bytes: tuple[int, ...]
@@ -82,24 +82,25 @@ class KnownSet:
     granted_bytes: tuple[int, ...]
     is_open: bool
     num_clients: int
-    num_runs: int
     used_at_s: float
     about: dict[str, str]
 
 
 class DatasetRegistry:
-    """All data sets of a service; used by the threads of all connections."""
+    """All data sets of a service; any thread may use it."""
 
     def __init__(self, places: Sequence[TierPlace], limits: GrantLimits) -> None:
         self.places = tuple(places)
         self.limits = limits
         self.num_dropped = 0
         self.dropped_bytes = 0
+        # Held while a data set is opened, also while files are removed for it: two processes must
+        # not be granted the same room. Reentrant, because opening looks at all data sets.
         self._mutex = threading.RLock()
         self._entries: dict[DatasetKey, _OpenedSet] = {}
 
     def sweep(self) -> None:
-        """Remove from memory what no job uses: at the end, and what is left when there was none."""
+        """Remove memory tiers that no job uses: at the end, and those that a crash has left."""
         with self._mutex:
             for number, place in enumerate(self.places):
                 for found in found_sets(place.root) if place.kind == "memory" else ():
@@ -107,25 +108,25 @@ class DatasetRegistry:
                         _log.info(
                             "removed %s of %s from memory",
                             show_bytes(found.held_bytes),
-                            _called(found),
+                            _shown_name(found),
                         )
 
     # -- opening ---------------------------------------------------------------------------------
 
-    def open(self, client: int, owner: FolderOwner, word: OpenTiers) -> tuple[GrantedTier, ...]:
+    def open(self, client: int, owner: FolderOwner, message: OpenTiers) -> tuple[GrantedTier, ...]:
         """Grant tiers to a process."""
-        key = DatasetKey(owner.name, word.dataset)
+        key = DatasetKey(owner.name, message.dataset)
         with self._mutex:
             entry = self._entries.get(key)
             if entry is None:
                 self._check_room(owner)
             if entry is None or not entry.is_open:
-                entry = self._opened(key, owner, word, entry)
+                entry = self._opened(key, owner, message, entry)
                 self._entries[key] = entry
-            if entry.num_units != word.num_units:
+            if entry.num_units != message.num_units:
                 raise OptionError(
-                    f"{word.dataset} is open here with {entry.num_units} units, and asked for with "
-                    f"{word.num_units}; do the jobs run the same version of penstock?"
+                    f"{message.dataset} is open here with {entry.num_units} units, and asked for "
+                    f"with {message.num_units}; do the jobs run the same version of penstock?"
                 )
             entry.clients.add(client)
             entry.used_at_s = time.time()
@@ -136,28 +137,30 @@ class DatasetRegistry:
         if known >= DATASETS_OF_OWNER_MAX:
             raise PeerError(
                 f"{owner.name} has opened {known} data sets here, and no more are remembered; "
-                "start the node service anew",
+                "restart the node service",
                 kind="refused",
             )
 
     def _opened(
-        self, key: DatasetKey, owner: FolderOwner, word: OpenTiers, old: _OpenedSet | None
+        self, key: DatasetKey, owner: FolderOwner, message: OpenTiers, old: _OpenedSet | None
     ) -> _OpenedSet:
         for _, tier in old.kept.values() if old is not None else ():
-            tier.leave()
-        if word.is_again:
-            granted = tuple(self._promised(key, number) for number in range(len(self.places)))
+            tier.leave()  # so that the job is alone there, and begins a new generation
+        if message.is_again:
+            granted = tuple(self._former_grant(key, number) for number in range(len(self.places)))
         else:
-            granted = self._decided(key, word).granted_bytes
+            granted = self._decided(key, message).granted_bytes
         for number, size_bytes in enumerate(granted):
             if size_bytes:
                 make_base(self.places[number].root, owner, key.dataset)
-            else:  # what lies there from better times would only take room
+            else:  # files from an earlier grant would only take room
                 self._remove(key, number)
-        return _OpenedSet(granted_bytes=granted, num_units=word.num_units, about=dict(word.about))
+        return _OpenedSet(
+            granted_bytes=granted, num_units=message.num_units, about=dict(message.about)
+        )
 
-    def _promised(self, key: DatasetKey, number: int) -> int:
-        """Return what a running job was granted by the service before this one."""
+    def _former_grant(self, key: DatasetKey, number: int) -> int:
+        """Return the bytes that the service before this one granted to a running job."""
         promised_bytes = 0
         with tier_folders(self.places[number].root, key) as found:
             for _, folder in found:
@@ -168,17 +171,17 @@ class DatasetRegistry:
                         tier.leave()
         return promised_bytes
 
-    def _decided(self, key: DatasetKey, word: OpenTiers) -> GrantDecision:
-        """Decide what is granted, and make room for it."""
-        wished: dict[str, int] | None = {} if word.wishes else None
-        for wish in word.wishes:
+    def _decided(self, key: DatasetKey, message: OpenTiers) -> GrantDecision:
+        """Decide a grant, and make room for it."""
+        wished: dict[str, int] | None = {} if message.wishes else None
+        for wish in message.wishes:
             assert wished is not None
             wished[wish.kind] = wished.get(wish.kind, 0) + max(0, wish.size_bytes)
         request = GrantRequest(
             key=key,
-            size_bytes=max(0, word.size_bytes),
-            overhead_bytes=_BYTES_A_UNIT * max(0, word.num_units),
-            slack_bytes=min(_SLACK_BYTES_MAX, max(0, word.size_bytes) // 8),
+            size_bytes=max(0, message.size_bytes),
+            overhead_bytes=_BYTES_A_UNIT * max(0, message.num_units),
+            slack_bytes=min(_SLACK_BYTES_MAX, max(0, message.size_bytes) // 8),
             wished_bytes=wished,
         )
         grant_places = [
@@ -192,8 +195,8 @@ class DatasetRegistry:
                 dropped for dropped, place in decision.drops if not self._drop(dropped, place)
             }
             if not failed:
-                return _without_crumbs(decision, request)
-            stuck |= failed  # a job has it open that this service has not heard of
+                return _without_tiny_grants(decision, request)
+            stuck |= failed  # a job that this service does not know has it open: decide again
 
     def _taken(self, stuck: set[DatasetKey]) -> list[TakenSpace]:
         return [
@@ -222,7 +225,7 @@ class DatasetRegistry:
             if size_bytes
         )
 
-    # -- keeping and letting go ------------------------------------------------------------------
+    # -- keeping and releasing -------------------------------------------------------------------
 
     def keep(self, client: int, key: DatasetKey) -> tuple[KeptTier, ...]:
         """Join the tiers of a data set that a process has open."""
@@ -234,7 +237,7 @@ class DatasetRegistry:
                 if entry.granted_bytes[number]:
                     self._join(key, entry, number, place)
             if not entry.kept and any(entry.granted_bytes):
-                # The job could not open them, and has said why; it goes on without tiers.
+                # The job could not open them and has logged why; it goes on without tiers.
                 _log.warning("no process has tiers of %s open where they were granted", key.dataset)
             return tuple(tier for _, tier in entry.kept.values())
 
@@ -256,20 +259,20 @@ class DatasetRegistry:
                 entry.kept[folder.path] = (number, tier)
 
     def uri_of(self, key: DatasetKey) -> str:
-        """Return what people call a data set that is open."""
+        """Return the URI of an open data set."""
         with self._mutex:
             return self._entries[key].about.get("uri", "")
 
     def begin_run(self, key: DatasetKey) -> None:
-        """Count a run that is served from a data set."""
+        """Note that a run is served from a data set."""
         with self._mutex:
             self._entries[key].num_runs += 1
 
     def end_run(self, key: DatasetKey) -> None:
-        """Count a run no more."""
+        """Note that a run has ended."""
         with self._mutex:
             self._entries[key].num_runs -= 1
-            self._let_go(key)
+            self._release(key)
 
     def leave(self, client: int) -> None:
         """Forget a process."""
@@ -278,9 +281,9 @@ class DatasetRegistry:
                 if client in entry.clients:
                     entry.clients.remove(client)
                     entry.used_at_s = time.time()
-                    self._let_go(key)
+                    self._release(key)
 
-    def _let_go(self, key: DatasetKey) -> None:
+    def _release(self, key: DatasetKey) -> None:
         entry = self._entries[key]
         if entry.is_open:
             return
@@ -289,10 +292,10 @@ class DatasetRegistry:
                 tier.leave()
                 del entry.kept[path]
         for place in self.places:
-            clear_base(place.root, key)  # where a job left nothing
+            clear_base(place.root, key)  # removes folders in which the job has left no files
 
     def close(self) -> None:
-        """Leave all tiers; memory that no job uses goes with us."""
+        """Leave all tiers, and remove memory tiers that no job uses."""
         with self._mutex:
             self.sweep()
             for entry in self._entries.values():
@@ -303,7 +306,7 @@ class DatasetRegistry:
     # -- removing --------------------------------------------------------------------------------
 
     def _drop(self, key: DatasetKey, number: int) -> bool:
-        """Give up what lies of a data set in a place; False where somebody uses it."""
+        """Remove the files of a data set in a place; False if somebody uses them."""
         found = next((f for f in found_sets(self.places[number].root) if f.key == key), None)
         if not self._remove(key, number):
             return False
@@ -313,7 +316,7 @@ class DatasetRegistry:
         _log.info(
             "dropped %s of %s from the %s to make room",
             show_bytes(held_bytes),
-            _called(found) if found is not None else key.dataset,
+            _shown_name(found) if found is not None else key.dataset,
             self.places[number].kind,
         )
         return True
@@ -326,13 +329,14 @@ class DatasetRegistry:
         root = self.places[number].root
         with tier_folders(root, key) as found:
             unkept = [pair for pair in found if pair[1].path not in kept]
-            # Closing a lock file drops all locks on it, so those that we keep are not touched.
+            # Closing any descriptor of a lock file drops all our locks on it. So the lock files of
+            # kept tiers must not be opened again here.
             removed = [remove_if_unused(folder, above) for above, folder in unkept]
         clear_base(root, key)
         return all(removed)
 
     def _remove_kept(self, key: DatasetKey, entry: _OpenedSet, number: int) -> bool:
-        """Remove the tiers that only this service has open; False where a job has one."""
+        """Remove tiers that only this service has open; False if a job has one open."""
         root = self.places[number].root
         with tier_folders(root, key) as found:
             for above, folder in found:
@@ -347,10 +351,10 @@ class DatasetRegistry:
                 del entry.kept[folder.path]
         return True
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------
 
     def known(self) -> list[KnownSet]:
-        """Return all data sets, those that lie here from earlier times too."""
+        """Return all data sets, also those that only have files here."""
         with self._mutex:
             found = [{f.key: f for f in found_sets(place.root)} for place in self.places]
             keys = dict.fromkeys([*self._entries, *(key for each in found for key in each)])
@@ -366,7 +370,6 @@ class DatasetRegistry:
             granted_bytes=entry.granted_bytes if entry else (0,) * len(found),
             is_open=entry is not None and entry.is_open,
             num_clients=len(entry.clients) if entry else 0,
-            num_runs=entry.num_runs if entry else 0,
             used_at_s=max(used, default=0.0),
             about=_about(entry, seen),
         )
@@ -377,11 +380,11 @@ def _about(entry: _OpenedSet | None, found: Iterable[FoundSet]) -> dict[str, str
     return told or next((one.about for one in found if one.about), {})
 
 
-def _called(found: FoundSet) -> str:
+def _shown_name(found: FoundSet) -> str:
     return found.about.get("uri") or found.key.dataset
 
 
-def _without_crumbs(decision: GrantDecision, request: GrantRequest) -> GrantDecision:
+def _without_tiny_grants(decision: GrantDecision, request: GrantRequest) -> GrantDecision:
     least = min(_SMALLEST_BYTES, request.size_bytes)
     granted = tuple(0 if size < least else size for size in decision.granted_bytes)
     return GrantDecision(granted_bytes=granted, drops=decision.drops, bound=decision.bound)

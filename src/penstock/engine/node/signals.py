@@ -1,23 +1,25 @@
-"""Waiting for SIGTERM and SIGINT, whichever thread the system gives them to.
+"""The service and its process manager: waiting for SIGTERM and SIGINT, and telling systemd.
 
-Libraries start threads before anybody could block signals there, so one may take what was meant for
-the main thread. A handler of Python's is run whatever thread that was; it does nothing here, and
-the number of the signal is read from a socket that Python writes it to.
+The system may deliver a signal to any thread, and libraries start threads before we could block
+signals in them. So Python's own handlers are used: they do nothing, and `set_wakeup_fd` makes
+Python write the number of each signal to a socket, whichever thread received it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import signal
 import socket
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 AWAITED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """A context in which signals are waited for instead of ending the process; main thread only."""
+    """A context in which `wait` returns signals instead of ending the process; main thread only."""
 
     def __enter__(self) -> Self:
         self._reading, self._writing = socket.socketpair()
@@ -29,12 +31,7 @@ class Signals:
         }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._woken_before)
@@ -51,4 +48,17 @@ class Signals:
 
 
 def _taken(number: int, frame: FrameType | None) -> None:
-    """Be there, so that the signal does not end the process."""
+    """Do nothing; that a handler exists keeps the signal from ending the process."""
+
+
+def tell_systemd(**words: object) -> bool:
+    """Send words such as READY=1 to systemd (`Type=notify`); False if it does not listen."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path.startswith(("/", "@")):
+        return False
+    text = "\n".join(f"{name}={value}" for name, value in words.items())
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        # "@" stands for the zero byte that begins the name of an abstract socket.
+        sock.sendto(text.encode(), "\0" + path[1:] if path[0] == "@" else path)
+        return True
+    return False

@@ -1,8 +1,8 @@
-"""A run seen from outside: which there are, and how its nodes do.
+"""Finds the runs of this user and asks their nodes for their status.
 
-Runs of this user are found at the node service of this host, and by the files that ranks leave
-(`peers.run_files`). With a run's secret its nodes are asked for their status, all at once; one that
-does not answer is part of the answer.
+Runs are listed by the node service of this host and by the files that ranks write
+(`peers.run_files`). With the run's secret, all nodes are asked at the same time; a node that does
+not answer is part of the result.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from penstock.engine.peers.base import Address, NoGossip, unnamed
 from penstock.engine.peers.client import PeerClient
-from penstock.engine.peers.local import ListedRun, LocalNode, RunMember, RunsListed
-from penstock.engine.peers.run_files import read_run_files, runs_folder, sweep_run_files
+from penstock.engine.peers.local import LocalNode
+from penstock.engine.peers.node_messages import ListedRun, RunMember, RunsListed
+from penstock.engine.peers.run_files import read_run_files, sweep_run_files
 from penstock.engine.peers.status import NodeStatus, RunStatus, status_of
 from penstock.engine.peers.tls import client_context
 from penstock.errors import PeerError
@@ -31,26 +31,26 @@ _AT_ONCE_MAX = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node of a run, as it answered."""
+    """One node of a run, with its answer."""
 
     member: RunMember
     status: NodeStatus | None
     run: RunStatus
-    """How the run does there; empty where it did not say."""
+    """The state of the run on this node; empty if the node did not report it."""
     error: str = ""
     """Why there is no status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTraffic:
-    """What one node had from another."""
+    """The bytes that one node has received from another."""
 
     source: str
     """A node's name."""
     to: str
     size_bytes: int
     bytes_per_s: float = 0.0
-    """Since the look before."""
+    """Since the previous look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class RunView:
 
     @property
     def dataset(self) -> str:
-        """The URI of its data, as far as anybody says."""
+        """The URI of its data, if any node reports it."""
         told = [node.run.dataset for node in self.nodes if node.run.dataset]
         return self.run.dataset or (told[0] if told else "")
 
@@ -76,14 +76,14 @@ class RunsFound:
     live: list[ListedRun]
     """The newest first."""
     silent: list[ListedRun]
-    """Runs of which nobody answers: over, or out of reach from here."""
+    """Runs of which no node answers: they have ended, or cannot be reached from here."""
     service: RunsListed | None
-    """What the node service of this host tells."""
+    """The answer of this host's node service."""
 
 
 def found_here() -> RunsFound:
-    """Find this user's runs; those that may be over are asked, all at once."""
-    sweep_run_files(runs_folder())
+    """Find this user's runs; those that may have ended are asked for an answer."""
+    sweep_run_files()
     seen: RunsListed | None = None
     node = LocalNode.connect()
     if node is not None:
@@ -99,10 +99,10 @@ def found_here() -> RunsFound:
         here = RunMember(name=seen.status.name, host=seen.status.host, addresses=seen.served_at)
         for run in reversed(seen.runs):
             is_sure[run.run_id] = is_sure.get(run.run_id, False) or not run.is_left
-            if run.run_id not in runs:  # else a file of its ranks says more
+            if run.run_id not in runs:  # the file of a rank would say more
                 members = run.members or (here,)
                 runs[run.run_id] = msgspec.structs.replace(run, members=members)
-    # The service here answers for runs that have left it, so that its answer proves nothing.
+    # The service here still answers for runs that have ended, so its answer proves nothing.
     places = set(seen.served_at) if seen is not None else set()
     unsure = [run for run_id, run in runs.items() if not is_sure[run_id]]
     with ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="penstock-survey") as pool:
@@ -114,17 +114,17 @@ def found_here() -> RunsFound:
 
 
 def _is_answered(run: ListedRun, but: set[tuple[str, int]]) -> bool:
-    """Return whether some member of a run answers at another place than these."""
+    """Return whether a member of a run answers, other than at these addresses."""
     members = tuple(member for member in run.members if not but & set(member.addresses))
     with RunSurvey(msgspec.structs.replace(run, members=members)) as survey:
         return any(node.status is not None for node in survey.look().nodes)
 
 
 class RunSurvey:
-    """Looks at one run as often as wanted; a context."""
+    """Asks the nodes of one run, repeatedly; a context."""
 
     def __init__(self, run: ListedRun, only: Sequence[Address] = ()) -> None:
-        """`only` these addresses, whether they are known as members or not."""
+        """Ask all members, or `only` these addresses, even if no member has them."""
         self._run = run
         self._members = _members(run, only)
         self._before: RunView | None = None
@@ -140,17 +140,12 @@ class RunSurvey:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.stop()
         self._pool.shutdown(cancel_futures=True)
 
     def look(self) -> RunView:
-        """Ask all nodes; rates are since the look before."""
+        """Ask all nodes; rates are since the previous look."""
         nodes = tuple(self._pool.map(self._asked, self._members))
         at_s = time.monotonic()
         view = RunView(

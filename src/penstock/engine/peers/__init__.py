@@ -1,6 +1,7 @@
-"""Nodes reading from each other: wire, members, server, client.
+"""Nodes read from each other's tiers: wire format, membership, server and client.
 
-A peer is one more place that bytes can come from. It is asked for ranges of units in the
-coordinates of its tier files, answers what it has, and says when it will have the rest. Nobody
-trusts it further than that: what it sends is checked, and the store is always the last resort.
+A peer is one more source of bytes. A client requests ranges of units in the coordinates of the
+peer's tier files; the peer sends what it has and reports how far it has filled the rest. Clients
+check what a peer sends, and the object store remains the last resort. README.md follows one
+request through the classes of this room.
 """

@@ -1,10 +1,9 @@
-"""Under which addresses the other nodes can reach this one.
+"""The addresses under which other nodes can reach this one.
 
-Asked of the system (getifaddrs): the addresses of all interfaces that are up, fast ones first, or
-those of the interfaces and networks that were chosen (`settings`). A client tries them side by
-side, so an address too many costs little and one too few the peer. Loopback is given only where
-there is nothing else, or where it was chosen; the same goes for addresses that mean something on
-one link only.
+The system lists them (getifaddrs): the addresses of all interfaces that are up, the fastest first,
+or only those of the interfaces and networks that the settings choose (`settings`). A client tries
+addresses in parallel, so one address too many costs little, but one too few can lose the peer.
+Loopback and link-local addresses are given only if they were chosen or there are no others.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ class InterfaceAddress:
 
     interface: str
     host: str
-    """As others write it; with a scope where it needs one."""
+    """As others write it; a link-local address has its scope."""
     is_loopback: bool
 
     @property
     def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-        """Return the address itself."""
+        """Return the address without its scope."""
         return ipaddress.ip_address(self.host.partition("%")[0])
 
     @property
     def is_far_reaching(self) -> bool:
-        """Return whether it means this host on others, too."""
+        """Return whether other hosts can use the address."""
         return not self.is_loopback and not self.ip.is_link_local
 
 
 def addresses_here(port: int, interface: str | None = None) -> tuple[Address, ...]:
-    """Return where a server on a port of this host can be reached."""
+    """Return the addresses of a server that listens on a port of this host."""
     return tuple(Address(host=each.host, port=port) for each in chosen_addresses(interface))
 
 
 def chosen_addresses(interface: str | None = None) -> list[InterfaceAddress]:
-    """Return the addresses to give to others; None: as this host's settings say."""
+    """Return the addresses to give to others; None: those that the host's settings choose."""
     wish = peer_settings().interface if interface is None else interface
     there = interface_addresses()
     if wish:
@@ -59,7 +58,7 @@ def chosen_addresses(interface: str | None = None) -> list[InterfaceAddress]:
         return list(dict.fromkeys(found))[:ADDRESSES_MAX]
     usable = [each for each in there if each.is_far_reaching]
     usable = usable or [each for each in there if not each.is_loopback] or there
-    return sorted(usable, key=_worth)[:ADDRESSES_MAX]
+    return sorted(usable, key=_sort_key)[:ADDRESSES_MAX]
 
 
 def _chosen(wish: str, there: list[InterfaceAddress]) -> list[InterfaceAddress]:
@@ -77,12 +76,12 @@ def _chosen(wish: str, there: list[InterfaceAddress]) -> list[InterfaceAddress]:
             "PENSTOCK_INTERFACE, or interface in the table [peers] of penstock.toml, to one of "
             "them or to a network such as 10.0.0.0/8"
         )
-    # Link-local ones only if the interface has no other.
+    # Clients on another link cannot use a link-local address: give it only if there is no other.
     return [each for each in found if not each.ip.is_link_local] or found
 
 
 _hardware: dict[str, bool] = {}
-"""By a host of ours: whether a device is behind it. A cache."""
+"""A cache by local address: whether a network device is behind it."""
 
 
 def is_over_hardware(sock: socket.socket) -> bool:
@@ -91,7 +90,7 @@ def is_over_hardware(sock: socket.socket) -> bool:
     if here == there or ipaddress.ip_address(here).is_loopback:
         return False
     if here not in _hardware:
-        if len(_hardware) >= 64:
+        if len(_hardware) >= 64:  # addresses may change for ever in a long run
             _hardware.clear()
         found = interface_addresses()
         names = [each.interface for each in found if each.host.partition("%")[0] == here]
@@ -104,14 +103,14 @@ def _plain(host: str) -> str:
 
 
 def _has_device(folder: Path, depth: int = 3) -> bool:
-    """Return whether there is a device, perhaps below a bond or a VLAN."""
+    """Return whether an interface has a device, perhaps below a bond or a VLAN."""
     if (folder / "device").exists():
         return True
     return depth > 0 and any(_has_device(lower, depth - 1) for lower in folder.glob("lower_*"))
 
 
-def _worth(address: InterfaceAddress) -> tuple[bool, int, bool]:
-    """Sort real before virtual, fast before slow, and IPv4 before IPv6 of the same interface."""
+def _sort_key(address: InterfaceAddress) -> tuple[bool, int, bool]:
+    """Sort hardware before virtual interfaces, fast before slow ones, and IPv4 before IPv6."""
     folder = _NET / address.interface
     try:
         speed = int((folder / "speed").read_text())

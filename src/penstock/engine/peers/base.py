@@ -1,9 +1,9 @@
-"""The words of the peer transport: addresses, asks and answers, shelves, gossip.
+"""The values that client and server share: addresses, requests and answers, shelves, gossip.
 
-A *shelf* is a data set's tiers on one node, named by 16 bytes that every node computes alike. An
-*ask* names ranges of units in the coordinates of the tier's file, so the one who serves needs no
-data set, no index and no store. An *answer* says which ranges came, what sum each whole unit was
-written with, and how far its node has got with filling. Whatever carries them is a `Transport`.
+A *shelf* is the tiers of one data set on one node; its name is 16 bytes that every node of a run
+computes alike. An `Ask` is a request for ranges of units. Its coordinates are those of the tier's
+data file, so a server needs no data set, no index and no store. An `Answer` says which ranges came,
+the checksum that each whole unit was written with, and how far the node has filled its tiers.
 """
 
 from __future__ import annotations
@@ -17,34 +17,16 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.engine.peers.wire import INSIDE, SHELF_BYTES, WAIT_S_MAX, Ints, Words
-from penstock.errors import OptionError, PeerError
-
-__all__ = [
-    "SHELF_BYTES",
-    "Address",
-    "Answer",
-    "Ask",
-    "UnitLocation",
-    "Gossip",
-    "HeldFile",
-    "Ints",
-    "Lookup",
-    "NoGossip",
-    "PeerError",
-    "Shelf",
-    "Shelves",
-    "Words",
-    "unnamed",
-]
+from penstock.engine.peers.wire import SHELF_BYTES, WAIT_S_MAX, Ints, Words
+from penstock.errors import OptionError
 
 ABSENT, UNCHECKED = -1, -2
-"""In a lookup, instead of a file: not here; here, but to be checked before it is used."""
+"""In a lookup, instead of a file: not here; here, but from an earlier run and not checked yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens. The host is a literal of IPv4 or IPv6, perhaps with a scope."""
+    """Where a server listens. The host is an IPv4 or IPv6 literal, perhaps with a scope."""
 
     host: str
     port: int
@@ -58,19 +40,19 @@ class Address:
 
 
 def unnamed(address: Address) -> str:
-    """Return a name for a peer of which only the address is known; it may call itself anything."""
+    """Return a name for a peer whose own name is not known; a client then accepts any name."""
     return f"@{address}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Ranges of units that one node wants from another."""
+    """A request for ranges of units."""
 
     shelf: bytes
     ranges: Ints
-    """One row a range: unit, unit_offset, unit_length, inside, length."""
+    """One row per range: unit, unit_offset, unit_length, inside, length."""
     wait_s: float = 0.0
-    """How long it may be parked until all is there; 0: answer at once what is."""
+    """How long the server may park it until all ranges are there; 0: answer at once."""
 
     def __post_init__(self) -> None:
         assert len(self.shelf) == SHELF_BYTES, self.shelf
@@ -81,34 +63,34 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of an ask."""
+    """The result of an `Ask`; its bytes lie in the memory that the caller gave."""
 
     absent: tuple[int, ...]
     """Numbers of the ranges that were not served."""
     sums: tuple[int, ...]
-    """The xxh3_64 of each range's whole unit, as its tier wrote it, or of a part (`part_sums`); 0
-    where absent."""
+    """By range: the xxh3_64 of its whole unit, as its tier wrote it, or of the part that was sent
+    (`part_sums`); 0 where absent."""
     cursor: int
     was_parked: bool
     seconds: float
-    """From the ask, or from the end of parking, to the last byte."""
+    """From the request, or from the end of parking, to the last byte."""
 
 
 class HeldFile:
-    """A file to send from; its descriptor lives as long as somebody holds this."""
+    """A file to send; queued frames hold it, so it stays open until their last byte is sent."""
 
     def __init__(self, descriptor: int, *, is_disk: bool = False, close: bool = False) -> None:
         self.descriptor = descriptor
         self.is_disk = is_disk
-        """Whether to ask for bytes ahead of sending them."""
+        """Whether to start reading ahead before the bytes are sent."""
         self._is_mine = close
         self._map: memoryview = memoryview(b"")
 
     def mapped(self, offset: int, length: int) -> memoryview | None:
-        """Return bytes of the file for the kernel to copy; None where they cannot be mapped.
+        """Return bytes of the file for a system call to copy; None if the file is too short.
 
-        To be given to a system call and not looked at: where bytes have been cut off meanwhile, the
-        call fails (EFAULT), but a look would end the process.
+        Python code must not read the view: if the file is truncated meanwhile, a system call fails
+        with EFAULT, but a read in this process raises SIGBUS and ends it.
         """
         if self._map.nbytes < offset + length:
             size = os.fstat(self.descriptor).st_size
@@ -123,102 +105,85 @@ class HeldFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitLocation:
-    """Where one unit lies."""
-
-    descriptor: int
-    total: int
-    """The unit's sum."""
-    view: memoryview | None = None
-    file: HeldFile | None = None
-    """What keeps the descriptor open, where somebody else might close it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
     """Where the units of some ranges lie."""
 
     places: Ints
-    """By range: a number in `files`, or ABSENT, or UNCHECKED."""
+    """By range: an index into `files`, or ABSENT, or UNCHECKED."""
     files: tuple[HeldFile, ...]
     sums: Words
     """By range; 0 where absent."""
 
+    @classmethod
+    def nothing(cls, num_ranges: int) -> Lookup:
+        """Return a lookup that found none of so many ranges."""
+        places = np.full(num_ranges, ABSENT, np.int64)
+        return cls(places=places, files=(), sums=np.zeros(num_ranges, np.uint64))
+
 
 class Shelf:
-    """A data set's tiers as a server sees them; derive from it.
+    """The tiers of one data set as a server sees them; derive from it.
 
-    `find` is all that a shelf must have. `lookup` does it for many ranges, and never checks a sum:
-    it is called by the thread that serves everybody. What it calls UNCHECKED is given to `settle`,
-    in a thread where that may take its time.
+    `lookup` must be fast and never checks a sum, because a loop that serves many connections calls
+    it. Units that it reports as UNCHECKED are passed to `settle` in another thread
+    (`LeftoverChecker`), where reading them may take its time.
     """
 
     name: bytes
 
-    def find(self, unit: int, unit_offset: int, unit_length: int) -> UnitLocation | None:
-        """Return where a unit lies, checked; None: not here (yet)."""
-        raise NotImplementedError
-
     def cursor(self) -> int:
-        """Return the position in the global order before which all home units are there."""
+        """Return the position in the global order up to which all home units are there."""
         raise NotImplementedError
 
     def is_filling(self) -> bool:
-        """Return whether what is absent may still come."""
+        """Return whether absent units may still come: filling goes on."""
         raise NotImplementedError
 
     def are_coming(self, units: Ints) -> bool:
-        """Return whether all of some absent units may still come; those of other nodes may not."""
+        """Return whether all of these absent units may still come; this node fills only its own."""
         del units
         return self.is_filling()
 
     def lookup(self, ranges: Ints) -> Lookup:
         """Return where the units of some ranges lie."""
-        places = np.full(len(ranges), ABSENT, np.int64)
-        sums = np.zeros(len(ranges), np.uint64)
-        files: list[HeldFile] = []
-        for number, (unit, offset, length) in enumerate(ranges[:, :INSIDE].tolist()):
-            found = self.find(unit, offset, length)
-            if found is not None:
-                places[number], sums[number] = len(files), found.total
-                files.append(found.file or HeldFile(found.descriptor))
-        return Lookup(places=places, files=tuple(files), sums=sums)
+        raise NotImplementedError
 
     def settle(self, units: Ints) -> None:
-        """Check units that `lookup` called unchecked."""
+        """Check the sums of units that `lookup` reported as UNCHECKED."""
 
     def spoil(self, unit: int) -> None:
-        """Be told that a unit could not be read from its device."""
+        """Count a unit as absent, because its device could not read it."""
 
 
 Served = Callable[[str, int, int, int], None]
-"""Is told of each answer when its last byte has been sent: who asked, when (perf_counter_ns), bytes
-and ranges."""
+"""Called when the last byte of an answer has been sent: with the client's name, the time of its
+request (perf_counter_ns), the number of bytes and of ranges."""
 
 
 class Shelves:
-    """The shelves of one server, by name; used by all its threads."""
+    """The shelves of one server, by name; any thread may use it."""
 
     def __init__(self, served: Served | None = None) -> None:
         self.served = served
         self._shelves: dict[bytes, Shelf] = {}
+        # Orders writers only. Readers take no lock: a new mapping replaces the old one in one step.
         self._lock = threading.Lock()
 
     def add(self, shelf: Shelf) -> None:
-        """Serve a shelf from now on, in the place of one of the same name."""
+        """Serve a shelf from now on; it replaces one of the same name."""
         assert isinstance(shelf, Shelf), f"{type(shelf)} does not derive from Shelf"
         assert len(shelf.name) == SHELF_BYTES, shelf.name
         with self._lock:
             self._shelves = {**self._shelves, shelf.name: shelf}
 
     def remove(self, name: bytes) -> None:
-        """Serve it no more; what is being sent goes on."""
+        """Stop serving a shelf; answers that are being sent go on."""
         with self._lock:
             self._shelves = {key: each for key, each in self._shelves.items() if key != name}
 
     def get(self, name: bytes) -> Shelf | None:
-        """Return a shelf; None where there is none of that name."""
-        return self._shelves.get(name)  # the mapping is replaced, never changed
+        """Return the shelf of that name, or None."""
+        return self._shelves.get(name)
 
     def all(self) -> Mapping[bytes, Shelf]:
         """Return all shelves by name."""
@@ -226,42 +191,38 @@ class Shelves:
 
 
 class Gossip(Protocol):
-    """What nodes say about each other; carried along with asks and answers.
+    """What nodes tell each other about other nodes; travels inside requests and answers.
 
-    Called by the threads of servers and clients, so it must be quick and safe for threads. What
-    has been said on a connection is not said again until it changes.
+    The threads of servers and clients call it, so it must be fast and thread-safe. A connection
+    does not send a message again until it has changed.
     """
 
     def say(self) -> bytes:
-        """Return what to tell, at most 4,096 bytes."""
-        ...
+        """Return the message to send, at most 4,096 bytes."""
 
     def hear(self, peer: str, data: bytes) -> None:
-        """Take what a peer tells; it may be anything."""
-        ...
+        """Take the message of a peer; it may hold any bytes."""
 
     def reached(self, peer: str) -> None:
-        """Be told that a peer has answered."""
-        ...
+        """Note that a peer has answered."""
 
     def silent(self, peer: str, kind: str) -> None:
-        """Be told that a peer failed, once for all that was asked of it; kinds: `PeerError`."""
-        ...
+        """Note that a peer failed: one call for all its open requests; kinds as in `PeerError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoGossip:
-    """For those who have nothing to say."""
+    """Gossip for clients and servers that take no part in it."""
 
     def say(self) -> bytes:
         """Return nothing."""
         return b""
 
     def hear(self, peer: str, data: bytes) -> None:
-        """Forget it."""
+        """Ignore it."""
 
     def reached(self, peer: str) -> None:
-        """Forget it."""
+        """Ignore it."""
 
     def silent(self, peer: str, kind: str) -> None:
-        """Forget it."""
+        """Ignore it."""

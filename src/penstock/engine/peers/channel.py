@@ -1,11 +1,11 @@
-"""One non-blocking connection's bytes, plain or in TLS.
+"""A non-blocking connection, plain or with TLS.
 
-Every call does what it can at once: None says that nothing can be done now, 0 that the other side
-is gone. In plain TCP a file's bytes go from the page cache to the network device without a copy
-(`sendfile`). Where no device reads them by itself (loopback, bridges of containers), small pages
-are the slower way, and the kernel copies from a map of the file instead: measured on loopback, 0.30
-against 0.45 CPU seconds per GB of both sides. In TLS the bytes have to pass through this process
-and are read, not mapped: a page that was given back meanwhile must not end it.
+Each call does what is possible without waiting: it returns None if nothing is possible now, and 0
+if the other side has closed the connection. With plain TCP, `sendfile` moves a file's bytes from
+the page cache to the network device without a copy. Without such a device (loopback, container
+bridges) this is slower than a copy from a map of the file: 0.45 against 0.30 CPU seconds per GB on
+loopback, both sides together. With TLS the bytes pass through this process. They are read, not
+mapped, because a truncated map would end the process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import selectors
 import socket
 import ssl
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import cast
 from penstock.engine.peers.base import Address, HeldFile
 
 _CHUNK_BYTES = 256 * 2**10
-"""Of a file, read at once for TLS."""
+"""Read from a file at once for TLS."""
 Place = tuple[str, int] | tuple[str, int, int, int]
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -34,9 +35,9 @@ class Channel:
     def __init__(self, sock: socket.socket, *, copies: bool = False) -> None:
         self.socket = sock
         self.copies = copies
-        """Whether to have bytes of files copied by `send_many`, not sent by `send_file`."""
+        """Whether to copy bytes of files (`send_many`) instead of using `send_file`."""
         self.wants_write = False
-        """Whether reading has to wait until something can be written."""
+        """Whether TLS has to write before it can read on."""
         self._wakes_at = 1
 
     def fileno(self) -> int:
@@ -44,55 +45,55 @@ class Channel:
         return self.socket.fileno()
 
     def handshake(self) -> bool:
-        """Go on with what comes before the first byte; return whether that is done."""
+        """Go on with the TLS handshake; return whether it is done."""
         return True
 
     def recv_into(self, view: memoryview) -> int | None:
-        """Read what there is."""
+        """Read the bytes that are there."""
         try:
             return self.socket.recv_into(view)
         except BlockingIOError:
             return None
 
     def has_more(self) -> bool:
-        """Return whether there are bytes that a selector does not know of."""
+        """Return whether there are bytes that a selector does not see."""
         return False
 
     def wake_at(self, num_bytes: int) -> None:
-        """Let a selector wait for so many bytes before it calls a connection readable."""
+        """Let the selector report the connection readable only once so many bytes are there."""
         if num_bytes != self._wakes_at:
             self._wakes_at = num_bytes
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def send(self, data: memoryview, *, more: bool = False) -> int | None:
-        """Send what fits; `more` says that other bytes follow at once."""
+        """Send as much as fits; `more` says that other bytes follow at once."""
         try:
             return self.socket.send(data, socket.MSG_MORE if more else 0)
         except BlockingIOError:
             return None
 
     def send_many(self, buffers: Sequence[memoryview]) -> int | None:
-        """Send what fits of several buffers, one after another."""
+        """Send as much as fits of several buffers, in their order."""
         try:
             return self.socket.sendmsg(buffers)
         except BlockingIOError:
             return None
 
     def send_file(self, file: HeldFile, offset: int, count: int) -> int | None:
-        """Send bytes of a file as far as they fit; 0: the file ends before."""
+        """Send as many bytes of a file as fit; 0: the file ends before."""
         try:
             return os.sendfile(self.socket.fileno(), file.descriptor, offset, count)
         except BlockingIOError:
             return None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self.socket.close()
 
 
 class TlsChannel(Channel):
-    """A connection in TLS."""
+    """A connection with TLS."""
 
     has_handshake = True
 
@@ -101,7 +102,7 @@ class TlsChannel(Channel):
         super().__init__(self._tls)
         self._chunk = memoryview(bytearray(0))
         self._unsent = self._chunk
-        """Read from a file and not yet taken by the socket: TLS wants the same bytes again."""
+        """Read from a file and not sent yet: after a partial send TLS needs the same bytes."""
 
     def handshake(self) -> bool:
         """Go on with the handshake."""
@@ -129,14 +130,14 @@ class TlsChannel(Channel):
             return 0
 
     def wake_at(self, num_bytes: int) -> None:
-        """Do nothing: how many bytes are to come is for TLS to know."""
+        """Do nothing: the number of bytes on the wire is not that of the payload."""
 
     def has_more(self) -> bool:
         """Return whether bytes are decrypted but not read yet."""
         return self._tls.pending() > 0
 
     def send(self, data: memoryview, *, more: bool = False) -> int | None:
-        """Send what fits."""
+        """Send as much as fits."""
         del more
         try:
             return self._tls.send(data)
@@ -144,7 +145,7 @@ class TlsChannel(Channel):
             return None
 
     def send_file(self, file: HeldFile, offset: int, count: int) -> int | None:
-        """Send bytes of a file as far as they fit; 0: the file ends before."""
+        """Send as many bytes of a file as fit; 0: the file ends before."""
         if not self._unsent:
             if not self._chunk:
                 self._chunk = memoryview(bytearray(_CHUNK_BYTES))
@@ -158,8 +159,20 @@ class TlsChannel(Channel):
         return sent
 
 
+def watch(
+    selector: selectors.BaseSelector, channel: Channel, before: int, events: int, data: object
+) -> None:
+    """Change the events that a channel is registered for; 0 events: not registered."""
+    if not events:
+        selector.unregister(channel)
+    elif not before:
+        selector.register(channel, events, data)
+    elif events != before:
+        selector.modify(channel, events, data)
+
+
 def tuned(sock: socket.socket) -> socket.socket:
-    """Return a socket made ready for what we do with it."""
+    """Make a socket non-blocking and set its options; return it."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -170,7 +183,7 @@ def tuned(sock: socket.socket) -> socket.socket:
 
 
 def socket_address(address: Address) -> tuple[socket.AddressFamily, Place]:
-    """Return how the system writes an address; no name is looked up, which could take long."""
+    """Return an address as the system writes it; there is no name lookup, which could block."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     family, _, _, _, place = found[0]
@@ -202,7 +215,7 @@ def _listening_on_one_port(addresses: Sequence[Address], backlog: int) -> list[s
                 sockets.append(listening(Address(host=address.host, port=port), backlog))
             except OSError as error:
                 # An IPv6 address cannot be bound in the first second after it was configured. The
-                # others can, and members are told only what was bound.
+                # other addresses serve without it: members learn only the bound ones.
                 if error.errno != errno.EADDRNOTAVAIL:
                     raise
                 missing = error
@@ -216,7 +229,7 @@ def _listening_on_one_port(addresses: Sequence[Address], backlog: int) -> list[s
 
 
 def listening(address: Address, backlog: int) -> socket.socket:
-    """Return a socket that listens; "" and "::" are every address, of both families if possible."""
+    """Return a listening socket; "" and "::" mean every address, of both families if possible."""
     if address.host not in ("", "::"):
         family, place = socket_address(address)
         return _listening(family, place, backlog)

@@ -1,11 +1,11 @@
-"""The peer client: asks other nodes for what lies in their tiers.
+"""The peer client: requests units from the tiers of other nodes.
 
     client.ask(peer, addresses, ask, into, parked=..., done=...)
 
-One thread with a selector carries all connections of a process; it starts with the first ask.
-`ask` only puts a note into its box, so it never waits; `done` comes from the thread, exactly once,
-with an `Answer` or a `PeerError`, and until then `into` belongs to the client. Whom to ask, and
-whether to ask somebody who was just lost, is for others to decide.
+One thread with a selector serves all connections of a process; it starts with the first request.
+`ask` puts an action into the thread's inbox and never waits. The thread calls `done` exactly once,
+with an `Answer` or a `PeerError`; until then the client owns `into`. Callers choose the peer, and
+decide whether to try a peer again that was just lost.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from penstock.engine.peers.base import Address, Answer, Ask, Gossip, NoGossip
+from penstock.engine.peers.channel import watch
 from penstock.engine.peers.client_connection import ClientConnection
 from penstock.engine.peers.client_link import Identity, PeerLink
 from penstock.engine.peers.forks import close_in_children
 from penstock.engine.peers.handshake import check_name
 from penstock.engine.peers.keys import RUN_BYTES, SECRET_BYTES
 from penstock.engine.peers.pending import PendingAsk, Result
-from penstock.engine.peers.wire import LENGTH, fault_in
+from penstock.engine.peers.wire import LENGTH, fault_in_ask
 from penstock.errors import OptionError, PeerError
 
 LOOK_S = 0.05
-"""Between two looks at what is due, while anything is."""
+"""Time between two checks of deadlines while requests are outstanding."""
 ASLEEP_S = 0.5
-"""A thread that did not run for so long was stopped or starved: it cannot tell who was silent."""
+"""If the thread did not run for so long, it was stopped or starved: silence then proves nothing."""
 
 _log = logging.getLogger("penstock.engine.peers")
 
 
 class PeerClient:
-    """Asks peers in the name of one run."""
+    """Requests units from peers as a member of one run."""
 
     def __init__(
         self,
@@ -59,12 +61,15 @@ class PeerClient:
         )
         self._links: dict[str, PeerLink] = {}
         self._inbox: deque[Callable[[float], None]] = deque()
+        # Guards the start of the thread against `stop`. Requests need no lock: `_inbox` is a deque.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._selector: selectors.BaseSelector | None = None
         self._woken, self._wake = socket.socketpair()
         self._is_asleep = False
+        """Whether the thread may be blocked in `select`, so that an action must wake it."""
         self._is_busy = False
+        """Whether anything is outstanding, so that deadlines have to be checked."""
         self._stopped = threading.Event()
         self._pid = os.getpid()
 
@@ -78,10 +83,12 @@ class PeerClient:
         parked: Callable[[], None],
         done: Callable[[Answer | PeerError], None],
     ) -> None:
-        """Ask a peer for ranges; the bytes of each lie in `into` after those of the ones before."""
+        """Request ranges from a peer; their bytes are put into `into`, one range after another."""
         lengths: list[int] = ask.ranges[:, LENGTH].tolist()
-        if fault := fault_in(ask.ranges):
-            raise OptionError(f"a peer cannot be asked that: {fault}; ask in smaller parts")
+        if fault := fault_in_ask(ask.ranges):
+            raise OptionError(
+                f"a peer cannot answer this request: {fault}; cut it into smaller ones"
+            )
         if into.nbytes < sum(lengths) or into.readonly:
             raise OptionError(f"{sum(lengths)} bytes do not fit into the {into.nbytes} given")
         pending = PendingAsk(
@@ -97,26 +104,22 @@ class PeerClient:
     def status(
         self, peer: str, addresses: Sequence[Address], timeout_s: float = 5.0
     ) -> dict[str, Any]:
-        """Return what a peer says about itself; waits for it."""
+        """Return the status of a peer; waits for the answer."""
         assert threading.current_thread() is not self._thread, "this would wait for itself"
-        results: list[Result] = []
-        has_come = threading.Event()
-
-        def done(result: Result) -> None:
-            results.append(result)
-            has_come.set()
-
+        future: Future[Result] = Future()
         pending = PendingAsk(
             ask=None,
             into=memoryview(b""),
             parked=lambda: None,
-            done=done,
+            done=future.set_result,
             asked_s=time.monotonic(),
         )
         self._submit(peer, addresses, pending)
-        if not has_come.wait(timeout_s):
-            raise PeerError(f"peer {peer}: no status within {timeout_s:g} s", peer=peer)
-        (result,) = results
+        try:
+            result = future.result(timeout_s)
+        except TimeoutError:
+            text = f"peer {peer}: no status within {timeout_s:g} s"
+            raise PeerError(text, peer=peer) from None
         if isinstance(result, PeerError):
             raise result
         assert isinstance(result, dict)
@@ -135,7 +138,8 @@ class PeerClient:
             pending.finish(PeerError(text, peer=peer))
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """Return, by peer, what has come: bytes, requests, and the seconds of all answers."""
+        """Return, by peer, the bytes, requests and seconds of all answers so far."""
+        # A copy, because the thread adds links meanwhile; a count may be a moment old.
         return {
             peer: {
                 "bytes": link.num_bytes,
@@ -148,9 +152,9 @@ class PeerClient:
         }
 
     def stop(self) -> None:
-        """Hang up on all; what was asked and not answered fails."""
+        """Close all connections; requests without an answer fail."""
         if self._pid != os.getpid():
-            return
+            return  # `close_after_fork` has closed what the child inherited
         with self._lock:
             self._stopped.set()
             thread = self._thread
@@ -158,20 +162,22 @@ class PeerClient:
             self._close_ends()
             return
         self._wake_up()
-        if thread is not threading.current_thread():
+        if thread is not threading.current_thread():  # a callback in the thread may call this
             thread.join()
 
     def _call(self, action: Callable[[float], None]) -> bool:
-        """Let the thread do something soon; False where there is none any more."""
+        """Let the thread run an action soon; False if the thread has ended."""
         if self._stopped.is_set() or self._pid != os.getpid():
             return False
         if self._thread is None:
             self._start()
         self._inbox.append(action)
+        # `_turn` sets the flag before it looks into the inbox, and this looks at the flag after the
+        # action is in the inbox: so either the thread sees the action, or it is woken.
         if self._is_asleep:
             self._is_asleep = False
             self._wake_up()
-        # Stopped in between, the thread may have looked into its box for the last time.
+        # If `stop` came meanwhile, the thread may have emptied its inbox for the last time.
         if self._stopped.is_set():
             with contextlib.suppress(ValueError):
                 self._inbox.remove(action)
@@ -179,7 +185,7 @@ class PeerClient:
         return True
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):  # a full socket wakes the thread as well
             self._wake.send(b"!")
 
     def _start(self) -> None:
@@ -206,9 +212,9 @@ class PeerClient:
             self._end()
 
     def _turn(self, looked_s: float) -> float:
-        """Do what can be done; return when what is due was last looked at."""
+        """Serve the sockets and the inbox once; return when deadlines were last checked."""
         assert self._selector is not None
-        self._is_asleep = True
+        self._is_asleep = True  # before the look into the inbox: see `_call`
         timeout_s = 0.0 if self._inbox else LOOK_S if self._is_busy else None
         events = self._selector.select(timeout_s)
         self._is_asleep = False
@@ -236,19 +242,14 @@ class PeerClient:
         self._is_busy = any(link.is_busy for link in links)
 
     def watch(self, connection: ClientConnection, link: PeerLink) -> None:
-        """Wait for what a connection wants to wait for."""
+        """Register a connection with the selector for the events that it needs now."""
         assert self._selector is not None
         events = connection.interest()
-        if events == connection.events:
-            return
-        if connection.events:
-            self._selector.modify(connection.channel, events, (link, connection))
-        else:
-            self._selector.register(connection.channel, events, (link, connection))
+        watch(self._selector, connection.channel, connection.events, events, (link, connection))
         connection.events = events
 
     def unwatch(self, connection: ClientConnection) -> None:
-        """Wait no more."""
+        """Take a connection off the selector."""
         if connection.events:
             assert self._selector is not None
             self._selector.unregister(connection.channel)
@@ -269,9 +270,10 @@ class PeerClient:
         self._wake.close()
 
     def close_after_fork(self) -> None:
-        """Let go of everything in a forked child: the parent's peers must not wait for it."""
+        """Close all sockets in a forked child, or the parent's peers would wait for it."""
         if self._selector is not None:
-            self._selector.close()  # the parent has it too, so nothing may be taken off it
+            # Parent and child share the epoll set: unregistering here would unregister there.
+            self._selector.close()
         for link in self._links.values():
             link.close_descriptors()
         self._close_ends()

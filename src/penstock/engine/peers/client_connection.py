@@ -1,8 +1,8 @@
-"""One connection of a client: hello first, then asks out and answers in.
+"""One connection of a client: first the handshake, then requests out and answers in.
 
-The bytes of an answer go straight into the asker's memory: after an answer's head the connection
-reads nothing but its payload, wherever that belongs, and frames again afterwards. Heads are read
-in small pieces, so that little of a payload comes along and has to be copied.
+The payload of an answer goes straight into the caller's memory: after the head of an answer, the
+connection reads only its payload, directly to where it belongs, and then frames again. Heads are
+read in small pieces, so that few payload bytes come along and have to be copied.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.engine.peers import handshake, wire
 from penstock.engine.peers.base import Address, Answer
@@ -21,32 +21,21 @@ from penstock.engine.peers.channel import Channel
 from penstock.engine.peers.pending import PendingAsk
 from penstock.engine.peers.wire import AnswerFrame, Decoder, Frame, WireError
 
+if TYPE_CHECKING:
+    from penstock.engine.peers.client_link import PeerLink
+
 HEAD_BYTES = 512
-"""Read at once while a head is awaited."""
+"""Bytes read at once while a head is awaited."""
 TURN_BYTES = 4 * 2**20
-"""Read on one connection before others have their turn."""
+"""Bytes read from one connection before the others have their turn."""
 WAKE_BYTES = 64 * 2**10
-"""Of a payload, worth a turn; the least that a link must bring in the time of a silence."""
+"""Payload bytes that are worth waking up for. A link that brings fewer within `SILENCE_S` counts as
+silent."""
 ASKS_MAX = 4096
 COST_MAX = 2**17
-"""Outstanding on one connection; more of them wait here. A server takes twice as many."""
+"""Bounds of the outstanding requests of one connection; the rest waits in the `PeerLink`. A server
+accepts twice this cost."""
 _WASTE_BYTES = 64 * 2**10
-
-
-class ConnectionOwner(Protocol):
-    """Whoever uses the connection."""
-
-    def say(self) -> bytes:
-        """Return gossip."""
-        ...
-
-    def hear(self, data: bytes) -> None:
-        """Take gossip."""
-        ...
-
-    def answered(self, pending: PendingAsk, num_bytes: int, seconds: float) -> None:
-        """Be told of an answer that has come."""
-        ...
 
 
 @dataclass(slots=True)
@@ -58,7 +47,7 @@ class _ArrivingAnswer:
     began_s: float
     targets: deque[memoryview]
     waste_bytes: int = 0
-    """What is left to be read for nobody."""
+    """Bytes still to be read and discarded: nobody waits for this answer any more."""
 
 
 class LostError(Exception):
@@ -73,27 +62,27 @@ class ClientConnection:
         channel: Channel,
         address: Address,
         asker: handshake.ClientHandshake,
-        owner: ConnectionOwner,
+        link: PeerLink,
         now_s: float,
     ) -> None:
         self.channel = channel
         self.address = address
         self.heard_s = now_s
-        """When anything was last heard, or became due."""
+        """When bytes last came, or the first outstanding request was sent."""
         self.is_ready = False
         self.is_leaving = False
-        """Whether the server takes no more asks."""
+        """Whether the server has said that it takes no more requests."""
         self.peer = ""
-        """What the server calls itself, once that is proven."""
+        """The server's name, once it is proven."""
         self.cursors: dict[bytes, tuple[int, float]] = {}
-        """By shelf: how far it has got, and when that last changed."""
+        """By shelf: how far it is filled, and when that last changed."""
         self.outstanding: dict[int, PendingAsk] = {}
         self.cost = 0
         self.events = 0
-        """What it is registered for."""
-        self._owner = owner
+        """The selector events that it is registered for."""
+        self._link = link
         self._asker: handshake.ClientHandshake | None = asker
-        self._is_connected = self._is_shaken = False
+        self._is_connected = self._is_set_up = False
         self._decoder = Decoder(asker.expected)
         self._arriving: _ArrivingAnswer | None = None
         self._out: deque[memoryview] = deque()
@@ -103,35 +92,35 @@ class ClientConnection:
 
     @property
     def has_room(self) -> bool:
-        """Return whether more may be asked now."""
+        """Return whether another request may be sent now."""
         return len(self.outstanding) < ASKS_MAX and self.cost < COST_MAX
 
     def interest(self) -> int:
-        """Return what to wait for, as selectors say it."""
+        """Return the selector events to wait for."""
         if not self._is_connected or self._out or self.channel.wants_write:
             return selectors.EVENT_READ | selectors.EVENT_WRITE
         return selectors.EVENT_READ
 
     def ask(self, pending: PendingAsk, now_s: float) -> None:
-        """Ask; only while there is room. `flush` sends it."""
-        assert self.is_ready, "nothing is asked before both sides are sure of each other"
+        """Queue a request, if `has_room`; `flush` sends it."""
+        assert self.is_ready, "no request may precede the end of the handshake"
         if not self.outstanding:
-            self.heard_s = now_s  # nothing was due until now
+            self.heard_s = now_s  # silence counts only while an answer is due
         self._number += 1
         self.outstanding[self._number] = pending
         self.cost += pending.cost
         if pending.ask is None:
             data = wire.framed(wire.STATUS_ASK, self._number)
         else:
-            ask, said = pending.ask, self._owner.say()
+            ask, said = pending.ask, self._link.say()  # gossip is sent only if it is news here
             news = said if said != self._said else b""
             self._said = said
             data = wire.pack_ask(self._number, ask.shelf, ask.ranges, ask.wait_s, news)
         self._out.append(memoryview(data))
 
     def flush(self) -> None:
-        """Send what fits."""
-        while self._out and self._is_shaken:
+        """Send as much as fits."""
+        while self._out and self._is_set_up:
             sent = self.channel.send(self._out[0])
             if sent is None:
                 return
@@ -141,8 +130,8 @@ class ClientConnection:
                 self._out.popleft()
 
     def on_event(self, now_s: float) -> None:
-        """Do what can be done now."""
-        if not self._is_shaken and not self._shake(now_s):
+        """Read and send as much as is possible now."""
+        if not self._is_set_up and not self._finish_connecting(now_s):
             return
         left_bytes = TURN_BYTES
         while left_bytes > 0:
@@ -152,22 +141,22 @@ class ClientConnection:
             left_bytes -= count
         self.flush()
 
-    def _shake(self, now_s: float) -> bool:
-        """Connect and go through TLS; return whether both are done."""
+    def _finish_connecting(self, now_s: float) -> bool:
+        """Finish connecting and the TLS handshake; return whether both are done."""
         if not self._is_connected:
             fault = self.channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if fault:
                 raise OSError(fault, os.strerror(fault))
             self._is_connected = True
             self.heard_s = now_s
-        self._is_shaken = self.channel.handshake()
-        if self._is_shaken and self._asker is not None:
+        self._is_set_up = self.channel.handshake()
+        if self._is_set_up and self._asker is not None:
             self._out.append(memoryview(self._asker.opening))
             self.flush()
-        return self._is_shaken
+        return self._is_set_up
 
     def _read(self, now_s: float) -> int:
-        """Read once; return how much, 0 where there is likely nothing more for now."""
+        """Read once; return the number of bytes, or 0 if more are not likely to be there now."""
         arriving = self._arriving
         if arriving is None:
             target = self._scratch[: max(HEAD_BYTES, self._decoder.missing_bytes)]
@@ -186,7 +175,7 @@ class ClientConnection:
             self._take_frames(now_s)
         else:
             self._take_payload(arriving, count)
-        # All of what was there: asking again would only be told so.
+        # A read that did not fill the target took all there was: save the call that would say so.
         return count if count == target.nbytes or self.channel.has_more() else 0
 
     def _take_payload(self, arriving: _ArrivingAnswer, count: int) -> None:
@@ -198,14 +187,15 @@ class ClientConnection:
             arriving.targets.popleft()
         if not arriving.targets and not arriving.waste_bytes:
             self._arriving = None
-            self.channel.wake_at(1)
+            self.channel.wake_at(1)  # the next frame may be short
             self._arrived(arriving)
             self._take_frames(time.monotonic())
         elif arriving.targets:
+            # Fewer wake-ups for a long payload; a short rest is read as soon as it is complete.
             self.channel.wake_at(min(WAKE_BYTES, arriving.targets[0].nbytes))
 
     def _take_frames(self, now_s: float) -> None:
-        """Take the frames that are there, up to an answer whose payload is not."""
+        """Handle the frames that are there, until an answer whose payload is still to come."""
         while self._arriving is None:
             frame = self._decoder.next()
             if frame is None:
@@ -215,7 +205,7 @@ class ClientConnection:
             elif frame.kind == wire.ANSWER:
                 self._on_answer(frame, now_s)
             else:
-                self._on_word(frame, now_s)
+                self._on_frame(frame, now_s)
 
     def _on_hello(self, asker: handshake.ClientHandshake, frame: Frame) -> None:
         said = asker.on(frame)
@@ -227,19 +217,19 @@ class ClientConnection:
             self._asker, self.is_ready = None, True
             self._decoder.allowed = wire.FROM_SERVERS
 
-    def _on_word(self, frame: Frame, now_s: float) -> None:
+    def _on_frame(self, frame: Frame, now_s: float) -> None:
         if frame.kind == wire.BEAT:
-            for shelf, cursor in wire.beat_in(frame.body).items():
+            for shelf, cursor in wire.parse_beat(frame.body).items():
                 self._moved(shelf, cursor, now_s)
         elif frame.kind == wire.PARKED:
             pending = self._pending(frame.number)
             if pending.ask is None:
-                raise WireError("a question about the node was parked")
+                raise WireError("a status request was parked")
             pending.park(now_s)
         elif frame.kind == wire.STATUS:
             if self._pending(frame.number).ask is not None:
-                raise WireError("an ask was answered like a question about the node")
-            status = wire.status_in(frame.body)
+                raise WireError("a request for ranges was answered with a status")
+            status = wire.parse_status(frame.body)
             self._taken(frame.number).finish(status)
         elif frame.kind == wire.BYE:
             self.is_leaving = True
@@ -265,13 +255,13 @@ class ClientConnection:
 
     def _on_answer(self, frame: Frame, now_s: float) -> None:
         pending = self._pending(frame.number)
-        answer = wire.answer_in(frame.body)
+        answer = wire.parse_answer(frame.body)
         if pending.ask is None:
-            raise WireError("a question about the node was answered like an ask")
+            raise WireError("a status request was answered with ranges")
         if fault := wire.fault_in_answer(answer, pending.lengths):
             raise WireError(fault)
         if answer.gossip:
-            self._owner.hear(answer.gossip)
+            self._link.hear(answer.gossip)
         self._moved(pending.ask.shelf, answer.cursor, now_s)
         began_s = pending.asked_s if pending.parked_s is None else now_s
         arriving = _ArrivingAnswer(pending, answer, began_s, deque())
@@ -280,10 +270,10 @@ class ClientConnection:
             arriving.waste_bytes = answer.payload_bytes
         else:
             arriving.targets = targets_of(pending, answer)
-        self._take_along(arriving)
+        self._take_buffered(arriving)
 
-    def _take_along(self, arriving: _ArrivingAnswer) -> None:
-        """Take what of a payload has been read with its head."""
+    def _take_buffered(self, arriving: _ArrivingAnswer) -> None:
+        """Take the payload bytes that were read together with the head."""
         while arriving.targets:
             count = self._decoder.take(arriving.targets[0])
             if count < arriving.targets[0].nbytes:
@@ -301,7 +291,7 @@ class ClientConnection:
     def _arrived(self, arriving: _ArrivingAnswer) -> None:
         pending, answer = self._taken(self._arriving_number), arriving.answer
         seconds = time.monotonic() - arriving.began_s
-        self._owner.answered(pending, answer.payload_bytes, seconds)
+        self._link.answered(pending, answer.payload_bytes, seconds)
         absent: tuple[int, ...] = ()
         if 0 in answer.is_here:
             absent = tuple(n for n, is_here in enumerate(answer.is_here) if not is_here)
@@ -317,7 +307,7 @@ class ClientConnection:
 
 
 def targets_of(pending: PendingAsk, answer: AnswerFrame) -> deque[memoryview]:
-    """Return where the bytes of an answer go: neighbours in one, gaps where ranges are absent."""
+    """Return where the payload goes; absent ranges leave gaps, ranges between gaps are joined."""
     if 0 not in answer.is_here:
         return deque([pending.into[: answer.payload_bytes]] if answer.payload_bytes else [])
     targets: deque[memoryview] = deque()

@@ -1,9 +1,9 @@
-"""A client's way to one peer: at most one connection in use, and how it comes about.
+"""A client's link to one peer: it dials the peer's addresses and keeps one connection in use.
 
-Addresses are tried like happy eyeballs try them: the one that worked last first, the next as soon
-as one fails or after a moment, all at once if need be; the first to prove that it is the peer is
-used. So a peer with a dead interface, or with an address that means another machine here (bridges
-of containers have the same one everywhere), costs a quarter of a second and not a time-out.
+Addresses are tried as in Happy Eyeballs (RFC 8305): first the one that worked last, then the next
+one as soon as an attempt fails or `NEXT_S` has passed. The first connection that proves to be the
+peer is used. So a peer with a dead interface, or with an address that means another machine here
+(container bridges have the same address everywhere), costs a quarter of a second, not a time-out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.engine.peers import handshake, wire
 from penstock.engine.peers.base import Address, Gossip
@@ -27,20 +27,24 @@ from penstock.engine.peers.guard import guarded
 from penstock.engine.peers.pending import PendingAsk
 from penstock.errors import PeerError
 
+if TYPE_CHECKING:
+    from penstock.engine.peers.client import PeerClient
+
 SILENCE_S = 2.0
-"""A peer that says nothing for so long, while something is due from it, is lost."""
+"""A peer that sends nothing for so long while an answer is due is lost."""
 STUCK_S = 5.0
-"""A peer whose cursor does not move for so long, while asks are parked there, is stuck."""
+"""A peer whose cursor does not move for so long while requests are parked there is stuck."""
 NEXT_S = 0.25
-"""After which the next address is tried beside the ones before."""
+"""After this time the next address is tried beside the ones before."""
 _WORST_FIRST = ("refused", "broken", "lost")
+"""If several addresses failed, the link reports the first of these kinds: it says most."""
 
 _log = logging.getLogger("penstock.engine.peers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who asks, and what goes with all its connections."""
+    """Who the client is, and what all its connections share."""
 
     name: str
     run_id: bytes
@@ -49,39 +53,30 @@ class Identity:
     tls: ssl.SSLContext | None
 
 
-class LinkWatcher(Protocol):
-    """The selector's side of a link."""
-
-    def watch(self, connection: ClientConnection, link: PeerLink) -> None:
-        """Wait for what the connection wants to wait for."""
-        ...
-
-    def unwatch(self, connection: ClientConnection) -> None:
-        """Wait no more."""
-        ...
-
-
 class PeerLink:
-    """All that has to do with one peer."""
+    """The requests to one peer, and the connections that carry them."""
 
-    def __init__(self, peer: str, identity: Identity, watcher: LinkWatcher) -> None:
+    def __init__(self, peer: str, identity: Identity, client: PeerClient) -> None:
         self.peer = peer
         self.num_bytes = self.num_requests = self.num_failed = self.num_parked = 0
         self.seconds = 0.0
         self._identity = identity
-        self._watcher = watcher
+        self._client = client
         self._waiting: deque[PendingAsk] = deque()
+        """Requests that no connection has room for yet."""
         self._connection: ClientConnection | None = None
         self._attempts: list[ClientConnection] = []
         self._leaving: list[ClientConnection] = []
+        """Connections whose server is stopping; it may still answer what it was sent."""
         self._untried: deque[Address] = deque()
         self._next_at_s = self._give_up_at_s = 0.0
         self._faults: list[tuple[str, str]] = []
         self._worked: Address | None = None
+        """The address that was last connected to."""
 
     @property
     def is_busy(self) -> bool:
-        """Return whether anything is due."""
+        """Return whether a request waits, is outstanding, or a connection is being made."""
         if self._waiting or self._attempts:
             return True
         return any(connection.outstanding for connection in self._all())
@@ -91,11 +86,11 @@ class PeerLink:
         return [*ready, *self._leaving, *self._attempts]
 
     def say(self) -> bytes:
-        """Return gossip."""
+        """Return the gossip to send."""
         return guarded(b"", self._identity.gossip.say)
 
     def hear(self, data: bytes) -> None:
-        """Take gossip."""
+        """Take the gossip of the peer."""
         guarded(None, self._identity.gossip.hear, self.peer, data)
 
     def answered(self, pending: PendingAsk, num_bytes: int, seconds: float) -> None:
@@ -107,7 +102,7 @@ class PeerLink:
         guarded(None, self._identity.gossip.reached, self.peer)
 
     def submit(self, pending: PendingAsk, addresses: Sequence[Address], now_s: float) -> None:
-        """Ask, as soon as there is a connection with room."""
+        """Send a request as soon as there is a connection with room for it."""
         self._waiting.append(pending)
         if self._connection is not None:
             self._ask_on(self._connection, now_s)
@@ -122,7 +117,7 @@ class PeerLink:
         except OSError as error:
             self._on_fault(connection, error)
             return
-        self._watcher.watch(connection, self)
+        self._client.watch(connection, self)
 
     def _dial(self, addresses: Sequence[Address], now_s: float) -> None:
         self._faults.clear()
@@ -133,7 +128,7 @@ class PeerLink:
         self._dial_next(now_s)
 
     def _dial_next(self, now_s: float) -> None:
-        """Begin an attempt; where all have failed, so has the link."""
+        """Begin an attempt to connect; if all have failed, the link has failed."""
         while self._untried:
             address = self._untried.popleft()
             try:
@@ -143,7 +138,7 @@ class PeerLink:
                 continue
             self._attempts.append(connection)
             self._next_at_s = now_s + NEXT_S
-            self._watcher.watch(connection, self)
+            self._client.watch(connection, self)
             return
         if not self._attempts:
             kinds = {kind for kind, _ in self._faults}
@@ -173,23 +168,24 @@ class PeerLink:
         return ClientConnection(channel, address, asker, self, now_s)
 
     def on_event(self, connection: ClientConnection, now_s: float) -> None:
-        """Go on with a connection that can."""
+        """Let a connection go on that a selector reported."""
         try:
             connection.on_event(now_s)
             if connection.is_ready and connection in self._attempts:
-                self._use(connection, now_s)
+                self._adopt(connection, now_s)
         except Exception as error:
             self._on_fault(connection, error)
         if connection not in self._all():
             return
         if connection.is_leaving:
-            self._let_leave(connection)
+            self._retire(connection)
         elif connection is self._connection and self._waiting:
             self._ask_on(connection, now_s)
         else:
-            self._watcher.watch(connection, self)
+            self._client.watch(connection, self)
 
-    def _use(self, connection: ClientConnection, now_s: float) -> None:
+    def _adopt(self, connection: ClientConnection, now_s: float) -> None:
+        # Another member of the run may have got the address; a name with "@" allows any member.
         if connection.peer != self.peer and not self.peer.startswith("@"):
             raise wire.WireError(f"{connection.peer} answers there")
         self._attempts.remove(connection)
@@ -202,19 +198,19 @@ class PeerLink:
         guarded(None, self._identity.gossip.reached, self.peer)
         self._ask_on(connection, now_s)
 
-    def _let_leave(self, connection: ClientConnection) -> None:
-        """Ask nothing more on a connection; what it owes may still come."""
+    def _retire(self, connection: ClientConnection) -> None:
+        """Send no more requests on a connection, and close it after its last answer."""
         if connection is self._connection:
             self._connection = None
             self._leaving.append(connection)
         if connection.outstanding:
-            self._watcher.watch(connection, self)
+            self._client.watch(connection, self)
             return
         self._leaving.remove(connection)
         self._close(connection)
 
     def _on_fault(self, connection: ClientConnection, error: Exception) -> None:
-        """Give a connection up, with all that was asked on it or waits for it."""
+        """Give up a connection, and fail the requests that are outstanding on it or wait for it."""
         kind = kind_of(error, is_ready=connection.is_ready)
         text = f"{connection.address}: {error}"
         was_waiting = False
@@ -233,7 +229,7 @@ class PeerLink:
         if was_waiting:
             due += self._waiting
             self._waiting.clear()
-        if due:  # else it only hung up while nobody wanted anything
+        if due:  # an idle connection may close at any time; that says nothing about the peer
             self._finish(due, kind, text)
 
     def _fail(self, kind: str, text: str) -> None:
@@ -242,17 +238,18 @@ class PeerLink:
         self._finish(due, kind, text)
 
     def _finish(self, due: list[PendingAsk], kind: str, text: str) -> None:
+        # First: a callback that chooses another source must find this peer suspected.
         guarded(None, self._identity.gossip.silent, self.peer, kind)
         self.num_failed += len(due)
         for pending in due:
             pending.finish(PeerError(f"peer {self.peer}: {text}", peer=self.peer, kind=kind))
 
     def _close(self, connection: ClientConnection) -> None:
-        self._watcher.unwatch(connection)
+        self._client.unwatch(connection)
         connection.channel.close()
 
     def look_after(self, now_s: float) -> None:
-        """Give up what has taken too long."""
+        """Give up attempts and requests that have taken too long."""
         if self._attempts and now_s >= self._give_up_at_s:
             self._give_up_dialling()
         elif self._untried and now_s >= self._next_at_s:
@@ -280,12 +277,12 @@ class PeerLink:
         stuck = [
             one for one in connection.outstanding.values() if _is_stuck(one, connection, now_s)
         ]
-        if stuck:  # the connection stays: what comes after all goes to waste
+        if stuck:  # the connection stays; an answer that comes after all is read and discarded
             text = f"{len(stuck)} asks parked and no progress for {STUCK_S:g} s"
             self._finish(stuck, "stuck", f"{connection.address}: {text}")
 
     def forgive(self, slept_s: float) -> None:
-        """Do not count a time in which this process did not run."""
+        """Move all deadlines by a time in which this process did not run."""
         self._give_up_at_s += slept_s
         self._next_at_s += slept_s
         for connection in self._all():
@@ -297,7 +294,7 @@ class PeerLink:
                     pending.parked_s += slept_s
 
     def close(self, why: str) -> None:
-        """Hang up; whatever is due fails."""
+        """Close all connections; requests without an answer fail."""
         due = [one for each in self._all() for one in each.outstanding.values()]
         due += self._waiting
         self._waiting.clear()
@@ -311,13 +308,13 @@ class PeerLink:
             pending.finish(PeerError(f"peer {self.peer}: {why}", peer=self.peer, kind="lost"))
 
     def close_descriptors(self) -> None:
-        """Close all sockets without a word; for a forked child."""
+        """Close all sockets, and send nothing; for a forked child."""
         for connection in self._all():
             connection.channel.close()
 
 
 def kind_of(error: Exception, *, is_ready: bool) -> str:
-    """Return which kind of failure an error of a connection is."""
+    """Return the kind of a connection's failure, as `PeerError` names kinds."""
     if isinstance(error, handshake.RefusedError):
         return "refused"
     if isinstance(error, ssl.SSLError):
@@ -325,7 +322,7 @@ def kind_of(error: Exception, *, is_ready: bool) -> str:
     if isinstance(error, LostError | OSError):
         return "lost"
     if not isinstance(error, wire.WireError):
-        _log.error("a connection to a peer failed in a way that is ours", exc_info=error)
+        _log.error("a connection to a peer failed because of a bug in Penstock", exc_info=error)
     return "broken"
 
 

@@ -1,17 +1,16 @@
-"""What the nodes of a job say about each other, and how it is carried in 4,096 bytes.
+"""Gossip: facts about the nodes of a job, merged, and packed into messages of 4,096 bytes.
 
-Two kinds of facts are enough. A *report* is one node's last word on another: it does not answer, or
-it does again; each process of a node has a view of its own, so it is one of its *voices* that
-speaks. A *record* is where a node is now. Every fact has one author, who numbers what it says, so
-of two words on the same thing the later one counts, whatever way they came: to merge is
-commutative, associative and idempotent, and messages may be lost, doubled or late. A report that a
-newer life of a node has overtaken (a higher incarnation of the reporter or of the reported) is kept
-as the last word it is, but stands no more.
+There are two kinds of facts. A `MemberReport` is a node's latest statement about another one: it
+does not answer, or it answers again. Each process of a node has a view of its own, so the author of
+a report is a node and one of its *voices*. A `NodeRecord` says where a node is now. Each author
+numbers its statements, and the highest number wins. So merging is commutative, associative and
+idempotent: messages may be lost, repeated or late. A restart of the reporter or of the reported
+node (a higher incarnation) invalidates a report, which is kept but no longer counts.
 
-Only what is not said by the list of members itself is carried, the latest first; where that is too
-much for one message, half of each is for the latest and the rest goes by turns. Of each node the
-words of `REPORTERS_MAX` others are kept, which ones is computed: a dead node would else be reported
-by thousands, where two are enough.
+Messages carry only facts that differ from the initial list of members, the latest first. If they
+do not fit, the latest take half of the message and the others share the rest in turns. Of the
+reports about one node only `REPORTERS_MAX` are kept, chosen by a hash: thousands of nodes would
+report a dead one, and two reports are enough.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from msgspec import Meta
 GOSSIP_BYTES_MAX = 4096
 """Length of a message."""
 REPORTERS_MAX = 64
-"""Reports kept about one node; more come from others that need not be heard as well."""
+"""Reports kept about one node."""
 TEXT_MAX = 64
 """Characters of a name or a host in a record."""
 ADDRESSES_MAX = 8
 """Addresses in a record."""
 NUMBER_MAX = 2**62
-"""Largest number in a fact, so that counting on from any of them ends nowhere."""
+"""Largest number in a fact, so that counting on from it cannot overflow."""
 _HEADER_BYTES = 3
 
 _Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
@@ -41,7 +40,7 @@ _Addresses = Annotated[tuple[tuple[_Text, _Port], ...], Meta(max_length=ADDRESSE
 
 
 class MemberReport(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """One node's last word on another. On itself: "I am here", which refutes nothing by itself."""
+    """A node's latest statement about another one, or about itself: that it is there."""
 
     reporter: _Number
     voice: _Number
@@ -50,15 +49,15 @@ class MemberReport(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The reporter's incarnation."""
     peer: _Number
     incarnation: _Number
-    """Of the peer, as far as the reporter knows."""
+    """The peer's incarnation, as far as the reporter knows."""
     sequence: _Number
-    """The reporter's count of words."""
+    """Numbers the statements of this reporter."""
     stands: bool
     """True: it does not answer. False: it does again."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Where a node is, as it says itself."""
+    """Where a node is, by its own statement."""
 
     node: _Number
     name: _Text
@@ -75,7 +74,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def decoded(data: bytes) -> list[Fact] | None:
-    """Return the facts of a message, or None where it is none.
+    """Return the facts of a message, or None if the bytes are not a message.
 
     >>> decoded(b"nonsense") is None
     True
@@ -93,12 +92,12 @@ _Author = tuple[int, int]
 
 
 class MembershipFacts:
-    """All that is known, beginning with the list of members that everybody has."""
+    """All facts that a process knows; they begin with the list of members that all nodes have."""
 
     def __init__(self, records: Sequence[NodeRecord]) -> None:
         self._records = list(records)
         self._reports: dict[int, dict[_Author, MemberReport]] = {}
-        # What is carried, by author and subject, the latest change last.
+        # Facts to send, encoded, by author and subject; the latest change comes last.
         self._carried: dict[tuple[_Author, int], bytes] = {}
         self._carried_bytes = 0
         self._message: bytes | None = None
@@ -109,11 +108,11 @@ class MembershipFacts:
         return self._records[node]
 
     def reported(self) -> Collection[int]:
-        """Return all nodes that anybody had to say something on."""
+        """Return all nodes that there are reports about."""
         return self._reports.keys()
 
     def reporters(self, node: int) -> set[int]:
-        """Return who says, in its present life, that a node in its present life is not there."""
+        """Return the nodes whose valid reports say that a node does not answer."""
         return {
             report.reporter
             for report in self._reports.get(node, {}).values()
@@ -123,18 +122,12 @@ class MembershipFacts:
             and report.incarnation >= self._records[node].incarnation
         }
 
-    def known(self) -> frozenset[Fact]:
-        """Return everything, to compare."""
-        return frozenset(self._records) | {
-            report for by_author in self._reports.values() for report in by_author.values()
-        }
-
     def put(self, fact: Fact) -> bool:
-        """Take a fact in; return whether anything changed."""
+        """Merge a fact; return whether anything changed."""
         return self._put_record(fact) if isinstance(fact, NodeRecord) else self._put_report(fact)
 
     def carry_record(self, node: int) -> None:
-        """Tell everybody where a node is, though the list of members may say so."""
+        """Send the record of a node to everybody, even if the list of members has it."""
         self._carry(((node, -1), node), self._records[node])
 
     def _put_record(self, record: NodeRecord) -> bool:
@@ -175,7 +168,7 @@ class MembershipFacts:
         self._message = None
 
     def message(self) -> bytes:
-        """Return what to tell others, in at most `GOSSIP_BYTES_MAX` bytes."""
+        """Return the message to send, at most `GOSSIP_BYTES_MAX` bytes."""
         if self._message is not None:
             return self._message
         latest_first = list(reversed(self._carried.values()))
@@ -183,7 +176,7 @@ class MembershipFacts:
             self._message = b""
         elif self._carried_bytes <= GOSSIP_BYTES_MAX - _HEADER_BYTES:
             self._message = _message_of(latest_first)
-        else:  # Not kept: the next message has another part of the rest.
+        else:  # Not cached: the next message must carry another part of the rest.
             return _message_of(self._share(latest_first))
         return self._message
 
@@ -193,9 +186,11 @@ class MembershipFacts:
         latest = _fitting(latest_first, budget // 2)
         rest = latest_first[len(latest) :]
         start = self._turn % len(rest)
-        # Oldest changes come last in the list, so the turn moves the same way as the list grows.
+        # New facts enter the list at its front and the turn moves towards its end, so new facts do
+        # not push older ones out of their turn.
         others = _fitting(rest[start:] + rest[:start], budget - sum(map(len, latest)))
-        self._turn += max(1, len(others))  # A fact that fits in no message must not stop the turn.
+        # At least 1, or a fact that fits in no message would block the rest for ever.
+        self._turn += max(1, len(others))
         return latest + others
 
 
@@ -204,7 +199,10 @@ def _age(report: MemberReport) -> tuple[int, int, int, bool]:
 
 
 def _precedence(author: _Author, peer: int) -> tuple[bool, int, _Author]:
-    """Return who is heard about a node first: itself, then others as a hash draws them."""
+    """Return the rank of an author among reporters of a node: the node itself, then by a hash.
+
+    All nodes compute the same ranks, so they keep the same reports.
+    """
     node, voice = author
     mixed = (node * 0x9E3779B1 + voice * 0xC2B2AE3D + peer * 0x85EBCA77) & 0xFFFFFFFF
     return node != peer, (mixed ^ mixed >> 15) * 0x2C1B3C6D & 0xFFFFFFFF, author

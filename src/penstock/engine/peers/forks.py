@@ -1,7 +1,7 @@
-"""Sockets do not go into forked children.
+"""Forked children close the sockets of their parent.
 
 A child that kept them open would keep the connections of a dead parent alive, and its peers would
-wait for a word from it. The threads are not in the child either, so all that it may do is close.
+wait for it. The child has none of the threads that served them, so it can only close them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ class ClosedAfterFork(Protocol):
     """Something that has sockets."""
 
     def close_after_fork(self) -> None:
-        """Close them in the child, without a word to the other side."""
-        ...
+        """Close the sockets in the child, and send nothing to the other side."""
 
 
 _open: weakref.WeakSet[ClosedAfterFork] = weakref.WeakSet()
 
 
 def close_in_children(thing: ClosedAfterFork) -> None:
-    """Have the sockets of something closed in every child forked from now on."""
+    """Close the sockets of `thing` in every child that is forked from now on."""
     _open.add(thing)
 
 

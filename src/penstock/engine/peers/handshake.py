@@ -1,16 +1,16 @@
-"""How two peers make sure of each other before anything else is said.
+"""How two peers authenticate each other before they exchange anything else.
 
-    asker                                           server
+    client                                          server
     HELLO      protocol, run, nonce, name   ──►
                ◄──   CHALLENGE   nonce, name, proof of the server
-    PROOF      proof of the asker           ──►
+    PROOF      proof of the client          ──►
                ◄──   WELCOME
 
-A proof is an HMAC-SHA256 under the run's secret of who proves it and of everything said before,
-both nonces, names, the run and the protocol included: it fits no other run, moment, direction or
-version. The secret itself is never sent. The server may instead answer REFUSE with a reason of one
-byte. Two state machines without clock or socket: nonces and secrets come from outside, bytes go in
-and out.
+A proof is an HMAC-SHA256, with the run's secret as its key, of the prover's role and all earlier
+frames. These hold both nonces and names, the run and the protocol version, so a proof cannot be
+replayed in another run, at another time, in the other direction or for another version. The secret
+itself is never sent. The server may instead answer REFUSE with a reason of one byte. Both sides are
+state machines without clock or socket: the caller supplies nonces and secrets, and moves the bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 NAME_BYTES_MAX = 64
 HELLO_S_MAX = 5.0
-"""A server waits no longer for an asker to prove itself."""
+"""A server waits no longer for a client to prove itself."""
 BYTES_MAX = 1024
-"""More is not read from somebody unknown."""
+"""A server reads no more from a client that has not proven itself."""
 
 _MAGIC = b"penstock"
 _HELLO = struct.Struct(f"<8sH{RUN_BYTES}s{NONCE_BYTES}sB")
@@ -57,16 +57,16 @@ REASONS = {
 
 
 class RefusedError(Exception):
-    """The other side is not whom we may speak to, or will not speak to us."""
+    """The other side failed to prove itself, or refused us."""
 
     def __init__(self, reason: str, code: int = 0) -> None:
         super().__init__(reason)
         self.code = code
-        """What to tell the other side; 0: nothing."""
+        """The reason to send to the other side; 0: send nothing."""
 
 
 def refusal(code: int) -> bytes:
-    """Return a refusal as bytes."""
+    """Return a REFUSE frame."""
     return framed(REFUSE, 0, bytes((code,)))
 
 
@@ -77,15 +77,15 @@ def reason_in(frame: Frame) -> str:
 
 
 def proof_of(secret: bytes, who: bytes, *said: bytes) -> bytes:
-    """Return the proof of one side that it has the secret and has heard what was said."""
+    """Return the proof that one side knows the secret and has received the frames `said`."""
     assert len(secret) == SECRET_BYTES, len(secret)
-    # Lengths first, so that what was said cannot be cut into other parts with the same bytes.
+    # Lengths first: else the same bytes, cut into other frames, would have the same proof.
     lengths = struct.pack(f"<{len(said)}I", *map(len, said))
     return hmac.digest(secret, b"".join((_MAGIC, who, lengths, *said)), hashlib.sha256)
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that could not be said."""
+    """Check that a name fits into a frame."""
     size = len(name.encode())
     assert 0 < size <= NAME_BYTES_MAX, f"a name of {size} bytes: {name!r}"
     assert name.isprintable(), f"a name that cannot be printed: {name!r}"
@@ -98,13 +98,13 @@ def _name_in(data: bytes, length: int) -> str:
         name = data.decode()
     except UnicodeDecodeError:
         raise WireError("a name that is no text") from None
-    if not name.isprintable():  # it will stand in logs
+    if not name.isprintable():  # names go into logs, which control characters could forge
         raise WireError("a name that cannot be printed")
     return name
 
 
 class ClientHandshake:
-    """The side that connects. `opening` is what it says first."""
+    """The side that connects; it sends `opening` first."""
 
     def __init__(self, *, name: str, run_id: bytes, secret: bytes, nonce: bytes) -> None:
         assert (len(run_id), len(nonce)) == (RUN_BYTES, NONCE_BYTES)
@@ -115,11 +115,11 @@ class ClientHandshake:
         self.expected: tuple[int, ...] = (CHALLENGE, REFUSE)
         """Kinds of frames that may come now."""
         self.peer = ""
-        """What the server calls itself, once that is proven."""
+        """The server's name; proven once `on` has returned a proof of our own."""
         self.is_done = False
 
     def on(self, frame: Frame) -> bytes:
-        """Take a frame; return what to say to it."""
+        """Take a frame; return the bytes to send in reply."""
         if frame.kind not in self.expected:
             raise WireError(f"a frame of kind {frame.kind} came instead of {self.expected}")
         if frame.kind == REFUSE:
@@ -130,6 +130,8 @@ class ClientHandshake:
         said, proof, version, self.peer = _challenge_in(frame.body)
         if version != PROTOCOL:
             raise RefusedError(f"it speaks protocol {version}, we speak {PROTOCOL}")
+        # The server proves itself first, so that a stranger gets no proof of ours. Compared in
+        # constant time, or the time would tell how many bytes of a guess are right.
         if not hmac.compare_digest(proof, proof_of(self._secret, b"server", self._said, said)):
             raise RefusedError("its proof does not fit our secret of this run")
         self.expected = (WELCOME, REFUSE)
@@ -157,12 +159,12 @@ class ServerHandshake:
         self._due = b""
         self.expected: tuple[int, ...] = (HELLO,)
         self.peer = ""
-        """What the asker calls itself; proven once `is_done`."""
+        """The client's name; proven once `is_done`."""
         self.run_id = b""
         self.is_done = False
 
     def on(self, frame: Frame) -> bytes:
-        """Take a frame; return what to say to it."""
+        """Take a frame; return the bytes to send in reply."""
         if frame.kind not in self.expected:
             raise WireError(f"a frame of kind {frame.kind} came instead of {self.expected}")
         return self._challenged(frame.body) if frame.kind == HELLO else self._welcomed(frame.body)

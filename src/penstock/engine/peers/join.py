@@ -1,8 +1,8 @@
-"""Taking part: from a place where nodes can meet to the list of them, with what they share.
+"""Joining a run: all nodes meet and agree on the list of members, the run's id and its secret.
 
-Called by every rank that reads from peers. The first rank of each node brings its node's record;
-the others only learn. All get the same list, or all refuse: data sets that differ between nodes
-would place units where nobody looks for them.
+Every rank that reads from peers calls `join`. The first rank of each node contributes the record of
+its node; the other ranks only read the result. All ranks get the same list, or all raise an error:
+if nodes loaded different data sets, they would compute different homes for the same unit.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _log = logging.getLogger("penstock.engine.peers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What all nodes of a run know of it."""
+    """What all nodes of a run have agreed on."""
 
     members: tuple[Member, ...]
     """By node."""
     run_id: bytes
-    """16 bytes that name this run."""
+    """16 bytes, unique to this run."""
     secret: bytes = field(repr=False)
-    """32 bytes by which members know each other."""
+    """32 bytes with which members authenticate each other."""
     world: World
-    """The caller's, with nodes as they turned out to be."""
+    """The caller's world, with the nodes that have met."""
     first_ranks: tuple[int, ...]
     """By node; ranks are numbered node by node."""
     left_overs: tuple[str, ...] = ()
-    """What keys begin with that may go with the run; known to the first rank of each node."""
+    """Prefixes of the keys to remove after the run; only the first rank of each node has them."""
 
     @property
     def mine(self) -> Member:
@@ -67,12 +67,12 @@ def join(
     timeout_s: float = JOIN_TIMEOUT_S,
     run: str | None = None,
 ) -> Joined:
-    """Meet the other nodes and return what all know then.
+    """Meet the other nodes and return what all have agreed on.
 
-    `key` tells the meetings of one process apart: it has to be another one for each loader and each
-    iteration, the same on all ranks. `mine` is None on ranks that are not the first of their node.
-    `digest` must be the same everywhere; as a mapping, the error can say what differs. `run` names
-    the job where its launcher does not.
+    `key` tells the meetings of one process apart: it must differ for each loader and each iteration
+    and be the same on all ranks. `mine` is None on ranks that are not the first of their node.
+    `digest` must be the same everywhere; if it is a mapping, the error names the entry that
+    differs. `run` names the job if its launcher does not.
     """
     assert (mine is not None) == world.is_first_of_node, (mine, world)
     _refuse_scattered(world)
@@ -101,7 +101,7 @@ def join(
 
 
 def wait_for_all(rendezvous: Rendezvous, joined: Joined) -> None:
-    """Wait until every node serves: a server that does not know the secret turns members away."""
+    """Wait until every node serves: before it knows the run's secret, a server refuses members."""
     prefix, world = _ready_key(joined), joined.world
     if world.is_first_of_node:
         rendezvous.put(f"{prefix}/{world.node}", b"")
@@ -115,10 +115,10 @@ def wait_for_all(rendezvous: Rendezvous, joined: Joined) -> None:
 
 
 def leave(rendezvous: Rendezvous, joined: Joined) -> None:
-    """Take away what a run has put where it met, its secret first; for the first rank of a node.
+    """Remove the keys of a run from the rendezvous; for the first rank of a node.
 
-    The last node to leave does it. Where a node was killed, or a rank of this one is still to come,
-    the keys stay. Torch's store ends with its job.
+    The last node to leave does it. If a node was killed or a rank of this node has not come yet,
+    the keys stay. Torch's store ends with its job and needs no cleaning.
     """
     if not isinstance(rendezvous, StoreRendezvous):
         return
@@ -128,10 +128,11 @@ def leave(rendezvous: Rendezvous, joined: Joined) -> None:
             return
         rendezvous.put(f"{prefix}/left/{world.node}", b"")
         if rendezvous.count(f"{prefix}/left/") == len(joined.members):
+            # The first of these is the roster, which holds the secret: it goes even if others fail.
             for key in (*joined.left_overs, prefix):
                 rendezvous.remove(key)
     except (PenstockError, OSError) as error:
-        _log.info("what the run has put into %s stays there: %s", rendezvous, error)
+        _log.info("the keys of this run stay in %s: %s", rendezvous, error)
 
 
 def _ready_key(joined: Joined) -> str:

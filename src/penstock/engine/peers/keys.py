@@ -1,6 +1,6 @@
-"""What members of a run know each other by: its id, and the secret that nobody else has.
+"""Sizes of a run's id and of its secret, which only its members know.
 
-A secret must not get into a log or a traceback, so whatever carries one is shown without it.
+A secret must not get into a log or a traceback, so structs that hold one leave it out of `repr`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ SECRET_BYTES = 32
 
 
 def shown(struct: msgspec.Struct) -> str:
-    """Return a struct as its `repr` would be, its secret left out."""
+    """Return the usual `repr` of a struct without its secret."""
     names = [name for name in struct.__struct_fields__ if name != "secret"]
     fields = ", ".join(f"{name}={getattr(struct, name)!r}" for name in names)
     return f"{type(struct).__name__}({fields})"

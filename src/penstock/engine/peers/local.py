@@ -1,4 +1,4 @@
-"""The node service on this host, as a job's process sees it.
+"""A job process's connection to the node service of its host.
 
     node = LocalNode.connect()                           # None where no service runs
     if node is not None:
@@ -6,13 +6,13 @@
         tiers = open_tiers(opened.wishes, shape)
         node.keep(shape.name)                            # memory tiers outlive this process
         node.register(run_id=..., secret=..., dataset=shape.name)
-        node.progress(run_id, status)                    # now and then, off the step path
+        node.progress(run_id, status)                    # at intervals, off the step path
         node.close()                                     # or the end of the process
 
-The service decides how much of which tier a data set gets, keeps memory tiers when the job is
-over, and serves them to the other nodes of the run. The ranks open and fill the tiers themselves:
-no sample passes through the service, and it needs no access to the store. It may be started anew
-under a running job: `progress` finds that out, and asks for all of it again.
+The service grants each data set a share of the node's tiers, keeps memory tiers after the job has
+ended, and serves tiers to the other nodes of the run. The ranks open and fill the tiers themselves:
+no sample passes through the service, and it needs no access to the store. If the service restarts
+under a running job, `progress` connects again and repeats what this process had asked for.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ import os
 import select
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
 
-from penstock.clock import Clock, SystemClock
-from penstock.engine.peers.base import SHELF_BYTES
 from penstock.engine.peers.node_messages import (
     Acknowledged,
     GossipHeard,
     KeepTiers,
-    ListedRun,
     ListRuns,
     NodeMessage,
     OpenTiers,
@@ -49,47 +46,25 @@ from penstock.engine.peers.node_messages import (
     TiersOpened,
     WishedTier,
     packed,
-    receive_answered,
+    receive_answer,
     user_of,
 )
-from penstock.engine.peers.run_files import (
-    RunFile,
-    read_run_files,
-    remove_run_file,
-    sweep_run_files,
-    write_run_file,
-)
 from penstock.engine.peers.status import TEXT_CHARACTERS_MAX, RunStatus
+from penstock.engine.peers.wire import SHELF_BYTES
 from penstock.errors import PeerError
 from penstock.storage.process_wait import ProcessWait
-
-__all__ = [
-    "LocalNode",
-    "TiersOpened",
-    "RunFile",
-    "RunMember",
-    "RunsListed",
-    "ListedRun",
-    "WishedTier",
-    "node_sockets",
-    "read_run_files",
-    "remove_run_file",
-    "shelf_name",
-    "sweep_run_files",
-    "write_run_file",
-]
 
 SYSTEM_SOCKET = "/run/penstock/node.sock"
 VARIABLE = "PENSTOCK_NODE"
 
 _CONNECT_S_MAX = 2.0
 _LOOK_S = 0.05
-"""Between two looks whether the service gets on."""
+"""Time between two checks whether the service still makes progress."""
 _ANSWER_S_MAX = 60.0
 """Opening may have to remove other data sets first."""
 _PROGRESS_S_MAX = 2.0
 _AGAIN_AFTER_S = 5.0
-"""Between two looks whether a service that went away is back."""
+"""Time between two attempts to reach a service that went away."""
 
 _T = TypeVar("_T", bound=NodeMessage)
 
@@ -97,9 +72,9 @@ _log = logging.getLogger("penstock.engine.peers")
 
 
 def node_sockets() -> list[str]:
-    """Return where a node service may listen: the user's own first, then the system's.
+    """Return the sockets where a node service may listen: the user's first, then the system's.
 
-    `PENSTOCK_NODE` names the only one; empty or "none" stands for no service at all.
+    `PENSTOCK_NODE` names the only one; empty or "none" means no service at all.
     """
     named = os.environ.get(VARIABLE)
     if named is not None:
@@ -112,29 +87,29 @@ def node_sockets() -> list[str]:
 def shelf_name(secret: bytes, dataset: str) -> bytes:
     """Return the name under which a run's data set is served.
 
-    All members compute the same, and nobody else can: a service shared by several runs serves to
-    each no more than it can name.
+    Its members compute the same name, and nobody else can: a service that several runs share
+    serves to each run only the shelves that it can name.
     """
     return hashlib.blake2b(dataset.encode(), key=secret, digest_size=SHELF_BYTES).digest()
 
 
 class LocalNode:
-    """A connection to the node service of this host; used by any thread."""
+    """A connection to the node service of this host; any thread may use it."""
 
-    def __init__(self, path: str, connection: socket.socket, clock: Clock | None = None) -> None:
+    def __init__(self, path: str, connection: socket.socket) -> None:
         self.path = path
-        self._clock = clock or SystemClock()
+        # Held for a whole exchange: requests and answers alternate on the one connection.
         self._mutex = threading.Lock()
         self._connection: socket.socket | None = connection
         self._again_at_s = 0.0
         self._opened: list[OpenTiers] = []
         self._kept: list[NodeMessage] = []
-        """What is said again to a service that was started anew."""
+        """Requests to repeat after the service has restarted, like those in `_opened`."""
         _nodes.add(self)
 
     @classmethod
     def connect(cls, path: str | None = None) -> LocalNode | None:
-        """Return the service that this process may use; None where there is none."""
+        """Return a connection to the service that this process may use; None if there is none."""
         paths = node_sockets() if path is None else [path]
         for each in paths:
             connection = _connected(each)
@@ -152,16 +127,11 @@ class LocalNode:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End what was asked for here; tiers that are kept stay."""
+        """Close the connection; the service keeps the tiers that it was told to keep."""
         with self._mutex:
             self._opened, self._kept = [], []
             self._drop()
@@ -177,25 +147,25 @@ class LocalNode:
     ) -> TiersOpened:
         """Return which tiers to open, with `open_tiers(opened.wishes, …)`.
 
-        Raises `PeerError`, kind "refused", where the service will not have this user or this
-        data set; then the job is better off with tiers of its own.
+        Raises `PeerError`, kind "refused", if the service refuses this user or this data set; then
+        the job can open tiers of its own.
         """
-        word = OpenTiers(
+        message = OpenTiers(
             dataset=dataset,
             num_units=num_units,
             size_bytes=size_bytes,
             wishes=tuple(wishes),
-            # Only for people; the URIs of a large mixture may be longer than the service takes.
+            # For people only, so it may be cut: a mixture's URIs can exceed what the service takes.
             about={name: text[:TEXT_CHARACTERS_MAX] for name, text in (about or {}).items()},
         )
-        answer = self._answer(word, TiersOpened)
+        answer = self._answer(message, TiersOpened)
         with self._mutex:
-            self._opened.append(msgspec.structs.replace(word, is_again=True))
+            self._opened.append(msgspec.structs.replace(message, is_again=True))
         return answer
 
     def keep(self, dataset: str) -> None:
-        """Let the service keep tiers that are open by now, also when this process is gone."""
-        self._kept_word(KeepTiers(dataset=dataset))
+        """Let the service keep tiers that this process has opened, also after it has ended."""
+        self._send_and_keep(KeepTiers(dataset=dataset))
 
     def register(
         self,
@@ -206,56 +176,56 @@ class LocalNode:
         shelf: bytes = b"",
         members: Sequence[RunMember] = (),
     ) -> None:
-        """Let the service serve tiers that are open by now to the members of a run."""
-        word = RegisterRun(
+        """Let the service serve tiers that this process has opened to the members of a run."""
+        message = RegisterRun(
             run_id=run_id,
             secret=secret,
             shelf=shelf or shelf_name(secret, dataset),
             dataset=dataset,
             members=tuple(members),
         )
-        self._kept_word(word)
+        self._send_and_keep(message)
 
-    def _kept_word(self, word: NodeMessage) -> None:
-        self._answer(word, Acknowledged)
+    def _send_and_keep(self, message: NodeMessage) -> None:
+        self._answer(message, Acknowledged)
         with self._mutex:
-            self._kept.append(word)
+            self._kept.append(message)
 
     def progress(
         self, run_id: bytes, status: RunStatus, said: bytes = b""
     ) -> tuple[tuple[str, bytes], ...]:
-        """Tell how far this process is, and hear what other nodes have said meanwhile.
+        """Report how far this process is; return the gossip that has come from other nodes.
 
-        Never raises: while the service is away there is nothing to hear. It may wait for some
-        seconds then, so it belongs into a thread that does not deliver batches.
+        Never raises: without the service there is no gossip. It may then block for some seconds, so
+        call it in a thread that does not deliver batches.
         """
-        word = ReportProgress(run_id=run_id, status=status, said=said)
+        message = ReportProgress(run_id=run_id, status=status, said=said)
         with self._mutex:
-            if self._connection is None and not self._is_back():
+            if self._connection is None and not self._has_reconnected():
                 return ()
             with contextlib.suppress(OSError, PeerError):
-                return self._exchanged(word, GossipHeard, _PROGRESS_S_MAX).gossip
+                return self._exchanged(message, GossipHeard, _PROGRESS_S_MAX).gossip
             return ()
 
     def look(self) -> RunsListed:
-        """Return what the service tells of itself and of this user's runs."""
+        """Return the status of the service and this user's runs."""
         return self._answer(ListRuns(), RunsListed)
 
-    # -- one question at a time -----------------------------------------------------------------
+    # -- one request at a time ------------------------------------------------------------------
 
-    def _answer(self, word: NodeMessage, kind: type[_T]) -> _T:
+    def _answer(self, message: NodeMessage, kind: type[_T]) -> _T:
         with self._mutex:
-            return self._exchanged(word, kind, _ANSWER_S_MAX)
+            return self._exchanged(message, kind, _ANSWER_S_MAX)
 
-    def _exchanged(self, word: NodeMessage, kind: type[_T], timeout_s: float) -> _T:
-        """Say a word and return its answer; whoever calls holds the mutex."""
+    def _exchanged(self, message: NodeMessage, kind: type[_T], timeout_s: float) -> _T:
+        """Send a message and return the answer; the caller holds the mutex."""
         if self._connection is None:
             raise PeerError(f"the node service at {self.path} has gone away", kind="lost")
         try:
             self._connection.settimeout(timeout_s)
-            self._connection.sendall(packed(word))
+            self._connection.sendall(packed(message))
             _wait_for_answer(self._connection, timeout_s)
-            answer = receive_answered(self._connection)
+            answer = receive_answer(self._connection)
         except (OSError, ValueError, PeerError) as error:
             self._drop()
             raise PeerError(
@@ -273,28 +243,30 @@ class LocalNode:
         if connection is not None:
             connection.close()
 
-    def _is_back(self) -> bool:
-        """Try to reach a service that went away, and say again what it has to know."""
-        if self._clock.now_s() < self._again_at_s or not self._opened:
+    def _has_reconnected(self) -> bool:
+        """Try to reach a service that went away, and repeat the requests that it must know."""
+        if time.monotonic() < self._again_at_s or not self._opened:
             return False
-        self._again_at_s = self._clock.now_s() + _AGAIN_AFTER_S
+        self._again_at_s = time.monotonic() + _AGAIN_AFTER_S
         self._connection = _connected(self.path)
         if self._connection is None:
             return False
         try:
             for opened in self._opened:
                 self._exchanged(opened, TiersOpened, _PROGRESS_S_MAX)
-            for word in self._kept:
-                self._exchanged(word, Acknowledged, _PROGRESS_S_MAX)
+            for message in self._kept:
+                self._exchanged(message, Acknowledged, _PROGRESS_S_MAX)
         except PeerError as error:
-            _log.warning("the node service at %s is back but does not help: %s", self.path, error)
+            _log.warning(
+                "the node service at %s is back but did not take this job: %s", self.path, error
+            )
             self._drop()
             return False
         _log.info("the node service at %s is back and knows this job again", self.path)
         return True
 
     def _after_fork_in_child(self) -> None:
-        """Leave the connection to the parent: its end must be seen when the parent ends."""
+        """Close the child's copy, or the service would not notice that the parent has ended."""
         self._mutex = threading.Lock()
         self._opened, self._kept = [], []
         self._drop()
@@ -306,9 +278,10 @@ def _connected(path: str) -> socket.socket | None:
         connection.settimeout(_CONNECT_S_MAX)
         connection.connect(path)
         _, user, _ = user_of(connection)
-    except OSError:  # nobody there, or not for us
+    except OSError:  # no service listens there, or this user may not connect
         connection.close()
         return None
+    # A socket of another user could be a trap, which would learn the secrets of our runs.
     if user in (0, os.geteuid()):
         return connection
     connection.close()
@@ -322,14 +295,14 @@ def _connected(path: str) -> socket.socket | None:
 
 
 def _wait_for_answer(connection: socket.socket, timeout_s: float) -> None:
-    """Wait until an answer begins to come; raise where the service does not get on with it."""
+    """Wait until an answer begins to arrive; raise if the service makes no progress."""
     pid, _, _ = user_of(connection)
     patience = ProcessWait(wait_s_max=timeout_s)
     arrival = select.poll()
     arrival.register(connection, select.POLLIN)
     while not arrival.poll(_LOOK_S * 1000):
         if patience.is_over(pid):
-            raise TimeoutError(f"process {pid} does not get on; is it stopped?")
+            raise TimeoutError(f"process {pid} makes no progress; is it stopped?")
 
 
 _nodes: weakref.WeakSet[LocalNode] = weakref.WeakSet()

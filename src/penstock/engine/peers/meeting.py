@@ -1,18 +1,19 @@
-"""How the nodes of a run come to one list of themselves, at a place full of old keys.
+"""How the nodes of a run agree on one list of members, where keys of earlier runs may lie.
 
-Every node's first rank puts a *hello* under its rank, with a number that nobody else ever draws.
-Rank 0 leads: as ranks are numbered node by node, each hello says where to look for the next one. It
-puts the *roster* of all hellos, with the run's id and secret, under a name just drawn, and tells
-each node that name under the number of its hello. A node that finds itself there acknowledges.
+The first rank of every node puts a *hello* under its rank, with a random number. Rank 0 leads.
+Ranks are numbered node by node, so each hello tells the leader the rank of the next one. The leader
+puts the *roster*, which has all hellos, the run's id and its secret, under a random name. It then
+tells each node that name, under the number of the node's hello. A node that finds its hello in the
+roster acknowledges it.
 
-A hello may be a left-over of an earlier run: of workers that torchrun has replaced by others, with
-the same ranks and the same names of everything. Then its node will not acknowledge; it will put a
-new hello, upon which the leader makes another roster and tells those who hold the former one. When
-all have acknowledged the same roster it is final, and old keys had no part in it, since every name
-that counted was drawn by a process that is here now.
+A hello may be left over from an earlier run, for instance of workers that torchrun has replaced by
+others with the same ranks and names. Then nobody acknowledges for it, but its node's new process
+puts a new hello. The leader then makes another roster, and tells those who hold the former one. A
+roster that all have acknowledged is final. Old keys cannot affect it, because processes that are
+alive now have drawn all the names it depends on.
 
-Other ranks of a node need not be there for that, and may come late. They find the roster under
-their node's first rank, and know it from an old one by looking whether that process is alive.
+The other ranks of a node are not needed for this and may come late. They find the roster under
+their node's first rank. To tell it from an old one, they check that the process that put it runs.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ T = TypeVar("T")
 
 _FINAL = b"final"
 _HELLOS_SOUGHT_MAX = 256
-"""Hellos looked for when the error says who is missing."""
+"""Hellos read for the error that says who is missing."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself."""
+    """A node's description of itself."""
 
     number: str
     rank: int
@@ -53,7 +54,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes of a run, and what they share."""
+    """All nodes of a run, its id and its secret."""
 
     run_id: bytes
     secret: bytes
@@ -63,7 +64,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
         return shown(self)
 
 
-# The type is prepared here, by one thread: threads that do so at once can end the process.
+# Prepares the type in one thread: msgspec can crash if several threads do so at once.
 msgspec.msgpack.Decoder(Roster)
 
 
@@ -91,7 +92,7 @@ class Meeting:
     # -- the three parts ----------------------------------------------------------------------
 
     def lead(self, hello: Hello) -> Roster:
-        """Gather all nodes; for the process of rank 0."""
+        """Gather all nodes and return the final roster; for the process of rank 0."""
         known, before = {0: hello}, ""
         self._put("hello/0", msgspec.msgpack.encode(hello))
         while True:
@@ -101,10 +102,11 @@ class Meeting:
                 secret=secrets.token_bytes(SECRET_BYTES),
                 hellos=self._gathered(known),
             )
+            # The roster first: a node that reads its name looks for it at once.
             self._put(f"roster/{name}", msgspec.msgpack.encode(roster))
             for other in roster.hellos[1:]:
                 self._put(f"answer/{other.number}", name.encode())
-            if before:
+            if before:  # nodes that have acknowledged the former roster wait for this key
                 self._put(f"end/{before}", name.encode())
             newer = self._newer_hello(name, roster)
             if newer is None:
@@ -116,7 +118,7 @@ class Meeting:
             before = name
 
     def follow(self, hello: Hello) -> Roster:
-        """Be gathered; for the first ranks of all other nodes."""
+        """Say hello and return the final roster; for the first ranks of all other nodes."""
         self._put(f"hello/{hello.rank}", msgspec.msgpack.encode(hello))
         name = self._wait(f"answer/{hello.number}").decode()
         while True:
@@ -130,14 +132,14 @@ class Meeting:
             name = end.decode()
 
     def find(self, first_rank: int) -> Roster:
-        """Learn what the node's first rank has learnt; for all other ranks of a node."""
+        """Return the roster that the node's first rank has got; for all other ranks of a node."""
         while True:
             found = _decoded(self._wait(f"node/{first_rank}"), _RosterPointer)
             if found is not None and self._is_of_now(found.process):
                 roster = self._wait(f"roster/{found.roster}")
                 return msgspec.msgpack.decode(roster, type=Roster)
             if not self._patience.sleep():
-                raise self._too_late()
+                raise self._timed_out()
 
     def _is_of_now(self, process: str) -> bool:
         return is_running(process) or (self._is_once and not is_in_sight(process))
@@ -155,7 +157,7 @@ class Meeting:
                     known[rank] = hello
                     self._patience.renew()
                 elif not self._patience.sleep():
-                    raise self._too_late()
+                    raise self._timed_out()
             gathered.append(known[rank])
             rank += known[rank].num_local_ranks
         return gathered
@@ -168,7 +170,7 @@ class Meeting:
         return hello if rank + hello.num_local_ranks <= self._num_ranks else None
 
     def _newer_hello(self, name: str, roster: Roster) -> Hello | None:
-        """Wait until all have acknowledged, or one turns out to have said hello again."""
+        """Wait until all have acknowledged: return None, or the new hello of a node."""
         missing = {hello.rank: hello for hello in roster.hellos[1:]}
         while missing:
             for rank, hello in list(missing.items()):
@@ -180,16 +182,16 @@ class Meeting:
                 if newer is not None and newer.number != hello.number:
                     return newer
             if missing and not self._patience.sleep():
-                raise self._too_late(frozenset(hello.number for hello in missing.values()))
+                raise self._timed_out(frozenset(hello.number for hello in missing.values()))
         return None
 
     # -- keys ---------------------------------------------------------------------------------
 
     def left_overs(self, roster: Roster) -> tuple[str, ...]:
-        """Return what keys begin with that nobody needs when the run is over.
+        """Return the prefixes of the keys that nobody needs after the run.
 
-        Only those whose names were drawn for it. Hellos have the same names in the next run, which
-        may have begun.
+        These are only keys with random names. Hellos have the same names in the next run, which may
+        have begun already.
         """
         own = [f"{part}/{self._roster}" for part in ("roster", "end", "acknowledged")]
         own += [f"answer/{hello.number}" for hello in roster.hellos]
@@ -206,12 +208,12 @@ class Meeting:
     def _wait(self, key: str) -> bytes:
         value = wait_for(self._place, f"{self._key}/{key}", self._patience)
         if value is None:
-            raise self._too_late()
+            raise self._timed_out()
         self._patience.renew()
         return value
 
-    def _too_late(self, gone: frozenset[str] = frozenset()) -> RendezvousError:
-        """Say who is there and who is not."""
+    def _timed_out(self, gone: frozenset[str] = frozenset()) -> RendezvousError:
+        """Return an error that says who has come and who has not."""
         there = [hello for hello in self._hellos() if hello.number not in gone]
         lacking = ", ".join(_ranks(*gap) for gap in self._gaps(there))
         names = ", ".join(map(str, there[:8])) or "nobody"
@@ -243,7 +245,7 @@ class Meeting:
 
 
 def _decoded(data: bytes, kind: type[T]) -> T | None:
-    """Return a value, or None where another version of Penstock left something else."""
+    """Return a value, or None if another version of Penstock has left other bytes there."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError:
@@ -253,7 +255,7 @@ def _decoded(data: bytes, kind: type[T]) -> T | None:
 def new_hello(
     *, rank: int, num_local_ranks: int, num_ranks: int, record: NodeRecord, digest: dict[str, str]
 ) -> Hello:
-    """Return a hello with a number of its own."""
+    """Return a hello with a random number."""
     return Hello(
         number=secrets.token_hex(16),
         rank=rank,

@@ -1,19 +1,19 @@
-"""Who is there: one node's view of all the others, as a state machine without clock or socket.
+"""Membership: one node's view of all others, as a state machine without clock or socket.
 
-*Suspicion* is this node's own: a peer that fell silent is not asked on the way of a step; it is
-tried again beside it, and one answer clears it. Waits between tries follow the silence, so that a
-peer whose link is back is used again soon: until then both sides read from the store what the other
-one has. A peer that comes and goes is tried less and less. A node is *lost* in the
-whole job when two others report it at a time (one, where no more are left to do so). Reports travel
-as gossip in requests and answers (`facts`); each stands until its author reaches the node again, or
-the node comes back as a new incarnation. A node that hears itself reported goes on serving and says
-that it is there, upon which those who gave it up try it at once.
+*Suspicion* is local. A node does not let a step wait for a peer that it suspects. It tries the peer
+again off the path of the steps, and one answer ends the suspicion. The wait between tries grows
+with the silence, so a peer that was away briefly is used again soon; until then both sides read
+from the store what the other one holds. A peer that fails repeatedly is tried less and less often.
 
-Reports by nodes that are lost themselves do not count, or what a dead node said last would stand
-for ever. As that may go in circles (two halves of a job that reported each other), `lost` has only
-those whose reporters are beyond doubt: it is the lower of the two sets between which the rule, when
-it is applied again and again, comes to rest. A wrong view costs bytes, never a sample: the store is
-always there.
+A node is *lost* for the whole job while two other nodes report it (one, if only one is left).
+Reports travel as gossip in requests and answers (`facts`). A report holds until its author reaches
+the node again or the node comes back as a new incarnation. A node that learns of a report about
+itself goes on serving and announces that it is there; those who suspect it then try it at once.
+
+Reports by lost nodes do not count, or the last report of a dead node would hold for ever. This rule
+can be circular, for instance if two halves of a job report each other. Applied repeatedly, it then
+alternates between two sets; `lost` is the smaller one, in which no reporter is in doubt. A wrong
+view costs extra bytes from the store, never a sample.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from penstock.units import show_seconds
 QUORUM = 2
 """Nodes whose reports make another one lost."""
 FORGIVEN_AFTER_S = 60.0
-"""After so long without a failure, the next one is the first again."""
+"""After so long without a failure, the next one counts as the first."""
 _WAITS_S = {"refused": (30.0, 300.0)}
-"""First and longest wait before a peer is tried again; one that does not know us seldom learns."""
+"""First and longest wait before a peer is tried again. A peer that refused us seldom changes its
+mind."""
 RETRY_MAX_S = 30.0
 _WAIT_S = (1.0, RETRY_MAX_S)
 _SHARE_OF_SILENCE = 1 / 8
-"""A peer that is back after a silence is found out after this share of it at the latest."""
+"""A peer that is back is noticed after at most this share of the time that it was silent."""
 _DOUBLINGS_MAX = 16
 _SENTENCES_MAX = 64
 _KINDS = {
     "lost": "did not answer",
     "refused": "refused this node",
-    "stuck": "did not get on",
-    "broken": "sent what makes no sense",
+    "stuck": "made no progress",
+    "broken": "sent invalid bytes",
 }
 
 
@@ -62,13 +63,13 @@ class Member:
     """A node that takes part."""
 
     name: str
-    """Its identity, which follows its data."""
+    """Its identity, which is stored with its data (`storage.tier_identity`)."""
     node: int
     """Its number in the job."""
     addresses: tuple[Address, ...]
-    """Where it serves, the best first."""
+    """The addresses of its server, the best first."""
     capacity_bytes: int
-    """What its tiers hold in all."""
+    """The capacity of all its tiers together."""
     incarnation: int
     """Grows with each start of the node's server."""
     host: str
@@ -93,12 +94,12 @@ class Member:
 
 @dataclass(slots=True)
 class _Peer:
-    """What this node itself knows of another one."""
+    """What this node has observed of another one."""
 
     kind: str = ""
     """Why it is suspected; empty when it is not."""
     num_failures: int = 0
-    """How often it failed; a silence counts once, however long it is."""
+    """How often it failed; a silence counts once, however many requests failed in it."""
     heard_at_s: float = -math.inf
     silent_at_s: float = -math.inf
     """When suspicion began."""
@@ -107,10 +108,10 @@ class _Peer:
 
 
 class Members:
-    """The nodes of a job as one of them sees them. Not safe for threads: its holder has a lock."""
+    """The nodes of a job as one of them sees them. Not thread-safe: the holder has a lock."""
 
     def __init__(self, members: Sequence[Member], *, me: str, voice: int = 0) -> None:
-        """Begin with everybody there; `voice` tells the processes of one node apart."""
+        """Begin with all members present; `voice` tells the processes of one node apart."""
         self._members = sorted(members, key=lambda member: member.node)
         assert [m.node for m in self._members] == list(range(len(members))), members
         self._numbers = {member.name: member.node for member in self._members}
@@ -127,13 +128,13 @@ class Members:
         self.version = 0
         """Changes when `lost` does."""
         self.was_missed = False
-        """Whether others have reported this node: they may have kept its share in its place."""
+        """Whether others have reported this node: they may have taken over its share."""
 
-    # -- what is known ------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------
 
     @property
     def lost(self) -> frozenset[str]:
-        """Nodes that the job goes on without; this one too may be among them."""
+        """Nodes that the job goes on without; this node may be among them."""
         return self._names(self._lost)
 
     @property
@@ -143,7 +144,7 @@ class Members:
 
     @property
     def log(self) -> list[str]:
-        """What happened, in sentences; the last ones of many."""
+        """The latest events, as sentences."""
         return list(self._log)
 
     def member(self, name: str) -> Member:
@@ -153,8 +154,8 @@ class Members:
     def is_usable(self, peer: str, at_s: float) -> bool:
         """Return whether a step may wait for this peer.
 
-        A suspect is not usable before it has answered a try beside the steps. One that is merely
-        stuck answers any try, so for it the end of the wait decides.
+        A suspect must first answer a try off the path of the steps. A peer that is merely stuck
+        would answer every try, so it becomes usable when its wait has passed.
         """
         node = self._numbers.get(peer)
         if node is None or node in self._lost:
@@ -163,23 +164,23 @@ class Members:
         return not state.kind or (state.kind == "stuck" and at_s >= state.retry_at_s)
 
     def due(self, at_s: float) -> tuple[str, ...]:
-        """Return the suspects to try now; what comes of it is told by `heard` or `silent`."""
+        """Return the suspects to try now; the caller reports the result to `heard` or `silent`."""
         return tuple(
             self._members[node].name
             for node in sorted(self._suspected)
             if self._peers[node].retry_at_s <= at_s
         )
 
-    # -- what happens -------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------
 
     def heard(self, peer: str, at_s: float) -> None:
-        """Be told that a peer has answered."""
+        """Note that a peer has answered."""
         node = self._numbers.get(peer)
         if node is None or node == self._me:
             return
         state = self._peers[node]
         state.heard_at_s = at_s
-        # That it answers does not make its bytes better: such a suspicion stands for its time.
+        # An answer disproves only silence; after another failure the wait must pass as well.
         if state.kind and (state.kind == "lost" or at_s >= state.retry_at_s):
             was_reported = node in self._suspected
             self._clear(node, at_s)
@@ -188,70 +189,70 @@ class Members:
                 self._settle(at_s)
 
     def silent(self, peer: str, kind: str, at_s: float) -> None:
-        """Be told that a peer failed; `kind` is one of those of `PeerError`."""
+        """Note that a peer failed; `kind` is one of those of `PeerError`."""
         node = self._numbers.get(peer)
         if node is None or node == self._me:
             return
         state = self._peers[node]
         if state.kind and at_s < state.retry_at_s:
-            return  # All that was asked of it fails at once; that is one failure.
+            return  # All outstanding requests fail at once; that counts as one failure.
         is_silent_still = state.kind == kind == "lost"
         if not state.kind:
             if at_s - state.cleared_at_s > FORGIVEN_AFTER_S:
                 state.num_failures = 0
             state.silent_at_s = at_s
-            self._say_suspected(node, kind, at_s)
+            self._note_suspected(node, kind, at_s)
         if not is_silent_still:
             state.num_failures += 1
         state.kind = kind
         state.retry_at_s = at_s + _wait_s(state, at_s)
-        # One that is merely slow to fill answers all the same: nobody else has to do without it.
+        # A stuck peer still answers, so it is not reported: others can go on using it.
         if kind != "stuck" and node not in self._suspected:
             self._suspected.add(node)
             self._report(node, stands=True)
             self._settle(at_s)
 
     def announce(self, mine: Member, at_s: float) -> None:
-        """Tell everybody that this node came back, perhaps at other addresses."""
+        """Announce that this node has restarted, perhaps at other addresses."""
         assert mine.node == self._me, mine
         self._take_record(record_of(mine), at_s)
         self._facts.carry_record(self._me)
         self._settle(at_s)
 
     def say(self) -> bytes:
-        """Return what to tell others; nothing while all is well."""
+        """Return the gossip to send; empty while nothing has changed."""
         return self._facts.message()
 
     def hear(self, peer: str, data: bytes, at_s: float) -> None:
-        """Take what another node says; it may be anything."""
+        """Take the gossip of another node; it may hold any bytes."""
         mark = hash(data)
         if not data or self._heard_last.get(peer) == mark:
             return
         facts = decoded(data)
         if facts is None:
             return
-        if peer in self._numbers:  # A bounded memory, whatever others call themselves.
+        if peer in self._numbers:  # Names that are not members must not fill the memory.
             self._heard_last[peer] = mark
         taken = [self._take(fact, at_s) for fact in facts]
         if any(taken):
             self._settle(at_s)
 
-    # -- how it is decided --------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------
 
     def _take(self, fact: Fact, at_s: float) -> bool:
         if isinstance(fact, NodeRecord):
             return self._take_record(fact, at_s)
         mine = self._facts.record(self._me)
         if (fact.reporter, fact.voice) == (self._me, self._voice):
-            return False  # Nobody else knows what this process said.
+            return False  # Only this process makes these reports, so it has them all.
         if fact.peer == self._me and fact.incarnation < mine.incarnation:
-            self._facts.carry_record(self._me)  # They speak of an earlier life of this node.
+            self._facts.carry_record(self._me)  # The report is about an earlier incarnation.
         if not self._facts.put(fact):
             return False
         self.was_missed = self.was_missed or fact.peer == self._me
         if fact.peer == self._me and fact.stands:
             self._note(f"{self._members[fact.reporter]} cannot reach this node, which goes on")
-            if self._voice == 0:  # One of its processes serves, and that one says so.
+            if self._voice == 0:  # Only the process that serves can say that the node is there.
                 self._report(self._me, stands=False)
         state = self._peers[fact.peer]
         if fact.reporter == fact.peer and state.kind == "lost":
@@ -263,10 +264,10 @@ class Members:
             return False
         self._members[record.node] = member_of(record)
         if record.node == self._me:
-            for node in sorted(self._suspected):  # What was said in a former life is void.
+            for node in sorted(self._suspected):  # A new incarnation invalidates old reports.
                 self._report(node, stands=True)
         if self._peers[record.node].kind:
-            # The suspicion was against its former life, and so was the report, which is gone.
+            # The suspicion was about its earlier incarnation, like the report, which is now void.
             self._clear(record.node, at_s)
         return True
 
@@ -290,7 +291,7 @@ class Members:
         self._suspected.discard(node)
 
     def _settle(self, at_s: float) -> None:
-        """Find out anew who is lost."""
+        """Compute again who is lost, and note the changes."""
         lost = self._voted_out()
         if lost == self._lost:
             return
@@ -304,6 +305,7 @@ class Members:
         self.version += 1
 
     def _voted_out(self) -> frozenset[int]:
+        """Return the smaller of the two sets between which the rule alternates."""
         low: frozenset[int] = frozenset()
         for _ in range(len(self._members) + 1):
             high = self._voted(low)
@@ -314,13 +316,13 @@ class Members:
         return low
 
     def _voted(self, without: Collection[int]) -> frozenset[int]:
-        """Return who is reported by enough nodes, leaving out reporters that are gone."""
+        """Return the nodes that enough others report; reporters in `without` do not count."""
         gone = {node for node in {*self._suspected, *without} if node != self._me}
         out = set()
         for node in {*self._suspected, *self._facts.reported()}:
             voices = self._facts.reporters(node)
             if node in self._suspected:
-                voices.add(self._me)  # Even where so many report it that this one is not kept.
+                voices.add(self._me)  # Of many reports only some are kept; ours may be missing.
             num_left = len(self._members) - len(gone | {node})
             if len(voices - gone) >= max(1, min(QUORUM, num_left)):
                 out.add(node)
@@ -329,12 +331,12 @@ class Members:
     def _names(self, nodes: Collection[int]) -> frozenset[str]:
         return frozenset(self._members[node].name for node in nodes)
 
-    def _say_suspected(self, node: int, kind: str, at_s: float) -> None:
+    def _note_suspected(self, node: int, kind: str, at_s: float) -> None:
         silence_s = at_s - self._peers[node].heard_at_s
         is_known = kind == "lost" and silence_s < math.inf
         since = f" for {show_seconds(silence_s)}" if is_known else ""
         what = _KINDS.get(kind, "failed")
-        self._note(f"{self._members[node]} {what}{since}; what it has comes from the store")
+        self._note(f"{self._members[node]} {what}{since}; its data comes from the store")
 
     def _note(self, sentence: str) -> None:
         self._log.append(sentence)
@@ -348,7 +350,7 @@ def _wait_s(peer: _Peer, at_s: float) -> float:
 
 
 def record_of(member: Member) -> NodeRecord:
-    """Return a member as it is told to others."""
+    """Return the record of a member."""
     return NodeRecord(
         node=member.node,
         name=member.name,
@@ -360,7 +362,7 @@ def record_of(member: Member) -> NodeRecord:
 
 
 def member_of(record: NodeRecord) -> Member:
-    """Return a member that was told."""
+    """Return the member of a record."""
     return Member(
         node=record.node,
         name=record.name,

@@ -1,10 +1,10 @@
-"""What a job's process and the node service on its host say to each other.
+"""The messages between a job's process and the node service on its host.
 
-Frames over a unix socket: four bytes of length, little-endian, then msgpack. A process asks, the
-service answers each ask once, in order. The kernel tells the service which user asks, so no word
-here says who somebody is. The end of the connection, however it comes, is the end of what was
-asked for on it. Both ends check every word against these types; unknown fields are passed over, so
-a job and a service of neighbouring versions understand each other.
+A frame on the unix socket is four bytes of length, little-endian, and a msgpack struct. The process
+sends requests, and the service answers each one once, in order. The kernel tells the service which
+user is connected, so no message states an identity. When the connection ends, for whatever reason,
+so does everything that was requested on it. Both ends check every message against these types and
+ignore unknown fields, so a job and a service of neighbouring versions understand each other.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.engine.peers.base import SHELF_BYTES, Address
+from penstock.engine.peers.base import Address
 from penstock.engine.peers.facts import ADDRESSES_MAX
 from penstock.engine.peers.keys import RUN_BYTES, SECRET_BYTES, shown
 from penstock.engine.peers.status import TEXT_CHARACTERS_MAX, NodeStatus, RunStatus
+from penstock.engine.peers.wire import SHELF_BYTES
 from penstock.errors import PeerError
 from penstock.storage.tier_sizes import Disk, Memory, Wish
 
 FORMAT = 1
 FRAME_BYTES_MAX = 4 * 2**20
 FRAME_S_MAX = 10.0
-"""From the first byte of an ask to its last: its sender is on the same host."""
+"""From the first byte of a request to its last: the sender is on the same host."""
 SMALL_FRAME_BYTES = 2**16
-"""Asks up to this size are read at once; a larger one waits for the place that its user has."""
+"""Requests up to this size are read at once; a larger one waits for its user's turn."""
 MEMBERS_MAX = 8192
 GOSSIP_BYTES_MAX = 4096
 
-# The service keeps what it is told, so every text and list has a bound.
+# The service keeps these values in memory, so every text and list has a bound.
 _Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
 _Addresses = Annotated[tuple[tuple[_Text, int], ...], Meta(max_length=ADDRESSES_MAX)]
 _About = Annotated[dict[_Text, _Text], Meta(max_length=16)]
@@ -47,37 +48,37 @@ class NodeMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="word"):
 
 
 class WishedTier(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a job wants of one kind of tier."""
+    """The most that a job can use of one kind of tier."""
 
     kind: Literal["memory", "disk"]
     size_bytes: int
 
 
 class OpenTiers(NodeMessage, tag="open", frozen=True, kw_only=True):
-    """I want tiers for a data set."""
+    """Request: grant tiers for a data set."""
 
     format: int = FORMAT
     dataset: _Text
-    """The name of the tiers' shape: the same for all who want the same units."""
+    """The name of the tiers' shape: the same for all jobs with the same units."""
     num_units: int
     size_bytes: int
-    """Where the layout ends."""
+    """The length of the layout."""
     wishes: Annotated[tuple[WishedTier, ...], Meta(max_length=64)] = ()
-    """None at all: as much of everything as may be."""
+    """Empty: as much of every kind as possible."""
     about: _About = {}
-    """For people: the URI."""
+    """For people: the data set's URI."""
     is_again: bool = False
-    """The tiers are open; only the service was started anew."""
+    """Whether the tiers are open already, and only the service has restarted."""
 
 
 class KeepTiers(NodeMessage, tag="keep", frozen=True, kw_only=True):
-    """My tiers are open: keep them when I am gone."""
+    """Request: keep the tiers that I have opened when I am gone."""
 
     dataset: _Text
 
 
 class RunMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a run, for those who look at it from outside."""
+    """One node of a run, for commands that show it from outside."""
 
     name: _Text
     host: _Text = ""
@@ -86,7 +87,7 @@ class RunMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisterRun(NodeMessage, tag="register", frozen=True, kw_only=True):
-    """Serve a data set's tiers to the members of a run."""
+    """Request: serve a data set's tiers to the members of a run."""
 
     run_id: bytes
     secret: bytes
@@ -104,12 +105,12 @@ class RegisterRun(NodeMessage, tag="register", frozen=True, kw_only=True):
 
 
 class ReportProgress(NodeMessage, tag="progress", frozen=True, kw_only=True):
-    """How far I am, and what I have to tell other nodes."""
+    """Request: take my progress, and return the gossip of other nodes."""
 
     run_id: bytes
     status: RunStatus
     said: bytes = b""
-    """Gossip for those who ask this node."""
+    """Gossip to send to the members that read from this node."""
 
     def __post_init__(self) -> None:
         if len(self.said) > GOSSIP_BYTES_MAX:
@@ -117,7 +118,7 @@ class ReportProgress(NodeMessage, tag="progress", frozen=True, kw_only=True):
 
 
 class ListRuns(NodeMessage, tag="look", frozen=True, kw_only=True):
-    """Tell me about yourself and about runs of mine."""
+    """Request: return the status of the service and of this user's runs."""
 
 
 class GrantedTier(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,17 +133,17 @@ class GrantedTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TiersOpened(NodeMessage, tag="opened", frozen=True, kw_only=True):
-    """These tiers you may open, and this is where their bytes will be served."""
+    """Answer: the tiers to open, and where the service will serve them."""
 
     name: str
-    """The node's identity, by which its server calls itself."""
+    """The node's identity, which is the name of its server."""
     host: str
     tiers: tuple[GrantedTier, ...]
     served_at: tuple[tuple[str, int], ...]
 
     @property
     def wishes(self) -> list[Wish]:
-        """What to give to `open_tiers`."""
+        """The wishes to pass to `open_tiers`."""
         return [
             Memory(tier.size_bytes, folder=tier.path)
             if tier.kind == "memory"
@@ -152,22 +153,22 @@ class TiersOpened(NodeMessage, tag="opened", frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where the peer server is reached."""
+        """The addresses of the peer server."""
         return tuple(Address(host=host, port=port) for host, port in self.served_at)
 
 
 class Acknowledged(NodeMessage, tag="done", frozen=True, kw_only=True):
-    """So it is."""
+    """Answer: done."""
 
 
 class GossipHeard(NodeMessage, tag="heard", frozen=True, kw_only=True):
-    """What other nodes have said since you last asked: names, and gossip of each."""
+    """Answer: the gossip that came since the last report, by name of the sending node."""
 
     gossip: tuple[tuple[str, bytes], ...] = ()
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, with all that is needed to speak to its members."""
+    """A run, and what it takes to connect to its members."""
 
     run_id: bytes
     secret: bytes
@@ -175,14 +176,14 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str = ""
     """Its URI, for people."""
     is_left: bool = False
-    """Whether no process of it is connected to the service that tells of it."""
+    """Whether no process of the run is connected to the service that lists it."""
 
     def __repr__(self) -> str:
         return shown(self)
 
 
 class RunsListed(NodeMessage, tag="seen", frozen=True, kw_only=True):
-    """This is me, and these are your runs."""
+    """Answer: the status of the service and the user's runs."""
 
     status: NodeStatus
     served_at: tuple[tuple[str, int], ...]
@@ -190,32 +191,34 @@ class RunsListed(NodeMessage, tag="seen", frozen=True, kw_only=True):
 
 
 class RequestRefused(NodeMessage, tag="refused", frozen=True, kw_only=True):
-    """No, and why."""
+    """Answer: the request was refused, and why."""
 
     message: str
 
 
-Asked = OpenTiers | KeepTiers | RegisterRun | ReportProgress | ListRuns
-Answered = TiersOpened | Acknowledged | GossipHeard | RunsListed | RequestRefused
+NodeRequest = OpenTiers | KeepTiers | RegisterRun | ReportProgress | ListRuns
+NodeAnswer = TiersOpened | Acknowledged | GossipHeard | RunsListed | RequestRefused
 
-_asked = msgspec.msgpack.Decoder(Asked)
-_answered = msgspec.msgpack.Decoder(Answered)
+_asked = msgspec.msgpack.Decoder(NodeRequest)
+_answered = msgspec.msgpack.Decoder(NodeAnswer)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def packed(word: NodeMessage) -> bytes:
-    """Return a word as a frame."""
-    data = _encoder.encode(word)
+def packed(message: NodeMessage) -> bytes:
+    """Return a message as a frame."""
+    data = _encoder.encode(message)
     assert len(data) <= FRAME_BYTES_MAX, f"a frame of {len(data)} bytes"
     return _LENGTH.pack(len(data)) + data
 
 
-def receive_asked(connection: socket.socket, large: AbstractContextManager[Any]) -> Asked | None:
-    """Return what a process asks; None where it has gone.
+def receive_request(
+    connection: socket.socket, large: AbstractContextManager[Any]
+) -> NodeRequest | None:
+    """Return the next request of a process; None if it has disconnected.
 
-    A process may be silent as long as it likes, but an ask that has begun must arrive within
-    `FRAME_S_MAX`. While one of more than `SMALL_FRAME_BYTES` is read, `large` is held: so a user's
-    unfinished asks take no more memory than one of them may, and no user keeps out another.
+    A process may be silent as long as it likes, but a request that has begun must arrive within
+    `FRAME_S_MAX`. A request of more than `SMALL_FRAME_BYTES` is read while `large` is held. So the
+    unfinished requests of one user take the memory of one, and no user can delay another.
     """
     connection.settimeout(None)
     first = connection.recv(1)
@@ -232,8 +235,8 @@ def receive_asked(connection: socket.socket, large: AbstractContextManager[Any])
         return None if data is None else _asked.decode(data)
 
 
-def receive_answered(connection: socket.socket) -> Answered | None:
-    """Return what the service answers; None where it has gone."""
+def receive_answer(connection: socket.socket) -> NodeAnswer | None:
+    """Return the answer of the service; None if it has disconnected."""
     head = _receive_all(connection, _LENGTH.size)
     data = None if head is None else _receive_all(connection, _length_in(head))
     return None if data is None else _answered.decode(data)
@@ -253,12 +256,12 @@ def _length_in(head: bytes | bytearray) -> int:
 def _receive_all(
     connection: socket.socket, length: int, until_s: float | None = None
 ) -> bytearray | None:
-    """Return so many bytes, None where the other end has gone before; `until_s` is monotonic."""
+    """Return so many bytes; None if the other end closes before. `until_s` is monotonic."""
     data = bytearray(length)
     rest = memoryview(data)
     while rest.nbytes:
         if until_s is not None:
-            # Each byte must not win a time-out of its own: the sum of them has no bound.
+            # One deadline for all bytes: with a time-out each, a slow sender could go on for ever.
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"{rest.nbytes} of {length} bytes did not come in time")

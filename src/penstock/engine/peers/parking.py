@@ -1,8 +1,8 @@
-"""Requests that wait for units which other processes are filling.
+"""Parked requests: they wait for units that other processes are filling.
 
-The states of units lie in shared memory and nobody tells us when one changes, so they are looked
-at: every few milliseconds, all waiting requests of a shelf in one pass, by one absent unit of each.
-Only a request whose unit has come is looked at as a whole.
+The states of units lie in files that processes share, and no event tells when one changes. So the
+server polls every few milliseconds: one pass over all parked requests of a shelf, which checks one
+absent unit of each. Only if that unit has come, the whole request is looked up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Parking:
 
     def __init__(self) -> None:
         self._requests: list[PeerRequest] = []
-        # One row a request that was there at the last look; those that came since follow.
+        # One row per request; requests that came since the last poll have none yet, and come last.
         self._rows: Ints = np.empty((0, 5), np.int64)
         self._deadlines_s = np.empty(0)
 
@@ -32,20 +32,20 @@ class Parking:
         return iter(self._requests)
 
     def add(self, request: PeerRequest) -> None:
-        """Let a request wait."""
+        """Park a request."""
         self._requests.append(request)
 
     def take_all(self) -> list[PeerRequest]:
-        """Take out all requests."""
+        """Remove and return all requests."""
         return self._take(np.ones(len(self._requests), np.bool_))
 
     def take_due(self, shelf: Shelf, now_s: float) -> list[PeerRequest]:
-        """Take out the requests that may have all they need, or whose time is over."""
+        """Remove and return the requests that may be complete, or whose deadline has passed."""
         self._note_new()
         return self._take((shelf.lookup(self._rows).places > ABSENT) | (self._deadlines_s <= now_s))
 
     def take_of(self, connection: object) -> list[PeerRequest]:
-        """Take out the requests of a connection."""
+        """Remove and return the requests of a connection."""
         return self._take(np.array([r.connection is connection for r in self._requests], np.bool_))
 
     def _note_new(self) -> None:

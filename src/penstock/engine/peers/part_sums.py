@@ -1,10 +1,10 @@
-"""Sums of parts of units: what an asker can check where the index has no checksums.
+"""Checksums of parts of units, for clients whose index has no checksums.
 
-The sum that a tier has of a whole unit says nothing about one row of it. So whoever serves a part
-reads it first, checked as all reads from a tier are, and answers with the sum of just these bytes.
-What is damaged is absent; what changes between that look and the sending has another sum.
+The sum that a tier has of a whole unit cannot check one row of it. So a server reads a requested
+part first, verified like every read from a tier, and answers with the sum of just these bytes. A
+damaged part counts as absent. If the file changes before the part is sent, the sum does not match.
 
-Parts of large units are pieces of an ask for all of it, and have the unit's sum.
+A part of a large unit is one piece of a request for all of it, and is answered with the unit's sum.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from penstock.storage.tier_reads import ReadableTier, range_sums
 
 
 def are_parts(ranges: Ints) -> npt.NDArray[np.bool_]:
-    """Return which ranges are answered with a sum of their own."""
+    """Return which ranges are answered with a sum of just their bytes."""
     lengths = ranges[:, UNIT_LENGTH]
     parts: npt.NDArray[np.bool_] = (ranges[:, LENGTH] < lengths) & (lengths <= CUT_BYTES_MAX)
     return parts
 
 
 def with_part_sums(ranges: Ints, found: Lookup, tiers: Sequence[ReadableTier]) -> Lookup:
-    """Return what was found, with the sums of parts; parts that are damaged are absent."""
+    """Return a lookup with the sums of parts filled in; damaged parts become absent."""
     is_part = are_parts(ranges)
     if not is_part.any():
         return found

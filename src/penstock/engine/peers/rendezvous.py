@@ -1,9 +1,9 @@
-"""Where nodes that do not know each other yet find each other: a few keys that all can read.
+"""A rendezvous: a few keys that all nodes can read, where they meet before they know each other.
 
-Torch's own store is such a place when the job has one (`penstock.loader.torch.rendezvous`); any
-store that Penstock can write to is another. Nothing is expected of it but that what was put is
-read by others soon: keys of earlier runs may lie there for ever, see `meeting`. Who can read the
-place can join the job, for the secret of the run is told there.
+If the job has a torch store, that is the rendezvous (`penstock.loader.torch.rendezvous`); otherwise
+any store that Penstock can write to. A value that was put must become readable for others soon, and
+nothing else is required: keys of earlier runs may remain for ever (see `meeting`). The run's secret
+lies there, so whoever can read the rendezvous can join the job.
 """
 
 from __future__ import annotations
@@ -12,70 +12,60 @@ import os
 import random
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Protocol
 
-from penstock.clock import Clock, SystemClock
 from penstock.errors import ExistsError, NotFoundError, RendezvousError, StoreError
 from penstock.storage import Store, StoreOptions, open_store
 from penstock.units import show_seconds
 
 _WAIT_S = 0.01
 _WAIT_MAX_S = 0.5
-"""Between two looks for a key: at first, and when it has been missing for long."""
+"""Time between two looks for a key: at first, and later on."""
 
 
 class Rendezvous(Protocol):
     """A place that all processes of a job can reach. Values are small."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Put a value in the place of what may be there."""
-        ...
+        """Put a value; it replaces an earlier one."""
 
     def put_once(self, key: str, value: bytes) -> bytes:
-        """Put a value where there is none; return the one that is there, mine or not."""
-        ...
+        """Put a value if there is none; return the value that is there then."""
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait for a value; raise `RendezvousError` when it does not come."""
-        ...
+        """Wait for a value; raise `RendezvousError` if it does not come in time."""
 
     def try_get(self, key: str) -> bytes | None:
-        """Return a value if it is there."""
-        ...
+        """Return a value, or None if there is none."""
 
 
 class PollSchedule:
-    """Looks that become rarer, until a deadline."""
+    """When to look again for a key: less and less often, until a deadline."""
 
-    def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._end_s = self._clock.now_s() + timeout_s
+        self._end_s = time.monotonic() + timeout_s
         self._wait_s = _WAIT_S
 
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self._end_s - self._clock.now_s())
-
     def sleep(self) -> bool:
-        """Wait a little before the next look; return False when there is no time for another."""
-        left_s = self.left_s
+        """Wait before the next look; return False if the deadline has passed."""
+        left_s = self._end_s - time.monotonic()
         if left_s <= 0:
             return False
-        # Many ranks wait for the same: they must not all look at the same moment.
-        self._clock.sleep(min(left_s, self._wait_s * random.uniform(0.5, 1.0)))
+        # Jitter: many ranks wait for the same key and must not all look at the same moment.
+        time.sleep(min(left_s, self._wait_s * random.uniform(0.5, 1.0)))
         self._wait_s = min(2 * self._wait_s, _WAIT_MAX_S)
         return True
 
     def renew(self) -> None:
-        """Look often again: something has happened."""
+        """Look often again, because something has happened."""
         self._wait_s = _WAIT_S
 
 
 def wait_for(rendezvous: Rendezvous, key: str, patience: PollSchedule) -> bytes | None:
-    """Return a value, looking for it again and again; None when it does not come in time."""
+    """Return a value once it is there; None if it does not come in time."""
     while True:
         value = rendezvous.try_get(key)
         if value is not None or not patience.sleep():
@@ -91,7 +81,7 @@ class StoreRendezvous:
         self._store = place if isinstance(place, Store) else open_store(place, options)
         self._folder = None
         if self._store.source == "folder":
-            # Its own folder in the one that was named: others may look into that.
+            # A private folder inside the named one, which other users may be able to read.
             self._folder = Path(self._store.uri) / f"penstock-{os.geteuid()}"
             self._store = open_store(self._folder, options)
 
@@ -104,7 +94,7 @@ class StoreRendezvous:
         self._store.write(key, value)
 
     def put_once(self, key: str, value: bytes) -> bytes:
-        """Write an object under the condition that there is none."""
+        """Write an object unless there is one."""
         self._prepare()
         while True:
             try:
@@ -133,7 +123,7 @@ class StoreRendezvous:
             return None
         except StoreError as error:
             if error.retryable:
-                return None  # Overloaded or away for now; whoever waits looks again.
+                return None  # Overloaded or down for now; whoever waits looks again.
             raise
 
     def count(self, prefix: str) -> int:
@@ -145,10 +135,11 @@ class StoreRendezvous:
         for found in list(self._store.list(prefix)):
             self._store.delete(found.key)
         if self._folder is not None:
-            shutil.rmtree(self._folder / prefix, ignore_errors=True)  # What is left are folders.
+            # The keys are removed; their empty folders remain.
+            shutil.rmtree(self._folder / prefix, ignore_errors=True)
 
     def _prepare(self) -> None:
-        """Make the folder, for its owner alone: secrets of runs lie in it."""
+        """Make the folder private to its owner, because secrets of runs lie in it."""
         if self._folder is None:
             return
         self._folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Where a server decides what becomes of an ask: answer, park, or check first.
+"""The server's decision about each request: answer it, park it, or check leftover units first.
 
-One router belongs to one loop and is used by its thread only; it knows shelves and requests, and
-of a connection no more than that frames can be put into it. The one thing that takes long,
-checking the sums of units that an earlier run left, is done by a thread of its own for all routers
+A router belongs to one loop, and only the thread of that loop uses it. It knows shelves and
+requests; of a connection it knows only that frames can be queued there. Checking the sums of units
+that an earlier run left takes long, so a thread of its own does it for all routers
 (`LeftoverChecker`).
 """
 
@@ -27,7 +27,7 @@ from penstock.engine.peers.wire import UNIT, Frame
 
 _SHELVES_COUNTED_MAX = 256
 SETTLING_MAX = 4096
-"""Requests of all connections that wait to be checked."""
+"""Requests that may wait for the `LeftoverChecker`, of all connections together."""
 
 
 class AskingConnection(Protocol):
@@ -36,36 +36,34 @@ class AskingConnection(Protocol):
     peer: str
     run_id: bytes
     said: bytes | None
-    """The gossip that was last sent to it."""
+    """The gossip that was last sent on it."""
 
     def put(self, outgoing: OutgoingFrame) -> None:
-        """Send a frame after those that wait."""
-        ...
+        """Queue a frame behind those that wait to be sent."""
 
     def finished(self, request: PeerRequest) -> None:
-        """Be told that a request will not be answered any more."""
-        ...
+        """Note that a request will not be answered any more."""
 
 
 @dataclass(slots=True)
 class ServerCounts:
-    """What one loop has done."""
+    """Counters of one loop."""
 
     bytes: int = 0
     requests: int = 0
     ranges: int = 0
     absent: int = 0
-    """Ranges that were asked for and not served."""
+    """Ranges that were requested and not served."""
     was_parked: int = 0
     accepted: int = 0
     refused: int = 0
     broken: int = 0
-    """Connections dropped because they made no sense."""
+    """Connections dropped because of bytes that no client of ours sends."""
     dropped: int = 0
-    """Connections dropped because they did not get on, or there were too many."""
+    """Connections dropped because they were too slow or too many."""
 
     def add(self, other: ServerCounts) -> None:
-        """Add what another loop has done."""
+        """Add the counters of another loop."""
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -78,15 +76,16 @@ class ServerState:
     shelves: Shelves
     secrets: Callable[[bytes], bytes | None]
     gossip: Callable[[bytes], Gossip]
-    """Of each run."""
+    """Returns the gossip of a run, by its id."""
     status: Callable[[bytes], dict[str, Any]] | None
-    """As a member of a run may see it."""
+    """Returns the status that members of a run may see, by the run's id."""
     may_read: Callable[[bytes, bytes], bool] | None
+    """Whether a run may read a shelf; None: every run may read every shelf."""
     settler: LeftoverChecker
 
 
 class LeftoverChecker:
-    """The thread that checks what earlier runs left; started when there is first any."""
+    """A thread that checks units which earlier runs have left; the first such unit starts it."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Shelf, PeerRequest, Callable[[PeerRequest], None]]] = deque()
@@ -97,9 +96,9 @@ class LeftoverChecker:
     def submit(
         self, shelf: Shelf, request: PeerRequest, done: Callable[[PeerRequest], None]
     ) -> bool:
-        """Check the units of a request; `done` is called from the thread.
+        """Check the units of a request in the thread, which then calls `done`.
 
-        Return False where too many wait: what is not checked counts as absent.
+        Return False if too many requests wait; units that stay unchecked count as absent.
         """
         with self._changed:
             if self._is_stopped or len(self._waiting) >= SETTLING_MAX:
@@ -121,11 +120,12 @@ class LeftoverChecker:
                 if self._is_stopped:
                     return
                 shelf, request, done = self._waiting.popleft()
+            # Outside the lock: reading units may take seconds, and `submit` must not wait for it.
             guarded(None, shelf.settle, request.ranges[:, UNIT])
             done(request)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread after the unit it is at; return whether it has ended by then."""
+        """End the thread after its present request; return whether it ended in time."""
         with self._changed:
             self._is_stopped = True
             self._waiting.clear()
@@ -143,18 +143,19 @@ class RequestRouter:
 
     serving: ServerState
     settled: Callable[[PeerRequest], None]
-    """Called from another thread when a request has been settled; gives it back to `resumed`."""
+    """Called from the `LeftoverChecker`'s thread; lets the loop look at the request again."""
     counts: ServerCounts = field(default_factory=ServerCounts)
     bytes_by_shelf: dict[bytes, int] = field(default_factory=dict)
     parked: dict[bytes, Parking] = field(default_factory=dict)
     is_leaving: bool = False
-    """Whether nobody is let wait any more."""
+    """Whether the server is stopping, so that nothing is parked any more."""
     has_room_to_park: Callable[[], bool] = lambda: True
-    """Whether one more may be let wait, with room left for what can be answered at once."""
+    """Whether another request may be parked. Parked requests use at most half of the loop's bound,
+    so that requests that can be answered at once still get in."""
 
     def asked(self, connection: AskingConnection, frame: Frame, now_s: float) -> PeerRequest:
-        """Take an ask."""
-        ask = wire.ask_in(frame.body)
+        """Read a request from a frame."""
+        ask = wire.parse_ask(frame.body)
         if ask.gossip:
             gossip = self.serving.gossip(connection.run_id)
             guarded(None, gossip.hear, connection.peer, ask.gossip)
@@ -171,25 +172,25 @@ class RequestRouter:
         return request
 
     def status_asked(self, connection: AskingConnection, frame: Frame) -> None:
-        """Answer a question about the node."""
+        """Answer a status request."""
         fault = {"error": "the status could not be made: see the server's log"}
         look = self.serving.status
         status = guarded(fault, look, connection.run_id) if look else {}
         connection.put(OutgoingFrame(head=memoryview(wire.pack_status(frame.number, status))))
 
     def look(self, request: PeerRequest, connection: AskingConnection, now_s: float) -> None:
-        """Answer a request, park it, or have it checked first."""
-        shelf = self._shelf(request.shelf, connection)
+        """Answer a request, park it, or have its leftover units checked first."""
+        shelf, num_ranges = self._shelf(request.shelf, connection), len(request.ranges)
         if shelf is None:
-            self._answer(request, connection, None, _nothing(request))
+            self._answer(request, connection, None, Lookup.nothing(num_ranges))
             return
-        found = guarded(None, shelf.lookup, request.ranges) or _nothing(request)
+        found = guarded(None, shelf.lookup, request.ranges) or Lookup.nothing(num_ranges)
         is_here = found.places > ABSENT
         is_unchecked = not request.has_settled and bool((found.places == UNCHECKED).any())
         if is_here.all():
             self._answer(request, connection, shelf, found)
         elif is_unchecked and self.serving.settler.submit(shelf, request, self.settled):
-            return  # `resumed` has it looked at again.
+            return  # `settled` will bring it back here.
         elif now_s < request.deadline_s and self._may_park(shelf, request, is_here):
             request.missing = int(np.argmin(is_here))
             self._park(request, connection)
@@ -203,6 +204,7 @@ class RequestRouter:
         return self.serving.shelves.get(name)
 
     def _may_park(self, shelf: Shelf, request: PeerRequest, is_here: npt.NDArray[np.bool_]) -> bool:
+        # A request that was parked before keeps its place, even if there is no more room.
         if self.is_leaving or not (request.was_parked or self.has_room_to_park()):
             return False
         return guarded(False, shelf.are_coming, request.ranges[~is_here, wire.UNIT])
@@ -219,7 +221,7 @@ class RequestRouter:
         self.parked.setdefault(request.shelf, Parking()).add(request)
 
     def take_due(self, now_s: float) -> list[PeerRequest]:
-        """Take the parked requests that may be answered now; each is to be looked at."""
+        """Remove and return the parked requests to look at again."""
         due: list[PeerRequest] = []
         for name, parking in list(self.parked.items()):
             shelf = self.serving.shelves.get(name)
@@ -232,11 +234,11 @@ class RequestRouter:
         return due
 
     def take_of(self, connection: object) -> list[PeerRequest]:
-        """Take the parked requests of a connection out."""
+        """Remove and return the parked requests of a connection."""
         return [r for parking in self.parked.values() for r in parking.take_of(connection)]
 
     def cursors(self) -> dict[object, dict[bytes, int]]:
-        """Return how far the shelves have got for which requests are parked, by connection."""
+        """Return, by connection, the cursors of the shelves for which requests are parked."""
         out: dict[object, dict[bytes, int]] = {}
         for name, parking in self.parked.items():
             shelf = self.serving.shelves.get(name)
@@ -279,9 +281,3 @@ class RequestRouter:
         by_shelf = self.bytes_by_shelf
         if shelf in by_shelf or len(by_shelf) < _SHELVES_COUNTED_MAX:
             by_shelf[shelf] = by_shelf.get(shelf, 0) + num_bytes
-
-
-def _nothing(request: PeerRequest) -> Lookup:
-    num_ranges = len(request.ranges)
-    places = np.full(num_ranges, ABSENT, np.int64)
-    return Lookup(places=places, files=(), sums=np.zeros(num_ranges, np.uint64))

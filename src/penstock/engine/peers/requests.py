@@ -1,8 +1,8 @@
-"""What a server has been asked for, and what is left to send of it.
+"""The requests that a server has not answered yet, and the frames that it has not sent yet.
 
-A request is *parked* while units of it are absent and may still come, *settling* while units that
-an earlier run left are checked, and otherwise turned into an `OutgoingFrame`: a head and segments
-of files, neighbours in one.
+A request is *parked* while some of its units are absent and may still come. It is *settling* while
+units that an earlier run left are checked. Otherwise it becomes an `OutgoingFrame`: a head and
+segments of files; ranges that are adjacent in a file form one segment.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.engine.peers.base import ABSENT, HeldFile, Lookup, Shelf
 from penstock.engine.peers.wire import FEW, INSIDE, LENGTH, UNIT_OFFSET, Ints
 
 COST_OF_ONE = 8
-"""Of a request, in ranges, for what it takes besides them."""
+"""The fixed cost of a request, in ranges."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PeerRequest:
-    """An ask that has not been answered."""
+    """A request that has not been answered."""
 
     connection: object
     number: int
@@ -30,22 +30,22 @@ class PeerRequest:
     deadline_s: float
     """Until when it may be parked."""
     asked_ns: int = 0
-    """When it came (perf_counter_ns)."""
+    """When it arrived (perf_counter_ns)."""
     was_parked: bool = False
     has_settled: bool = False
-    """Whether what was unchecked has been checked: what still is then counts as absent."""
+    """Whether its units have been checked; those that are still UNCHECKED count as absent."""
     missing: int = 0
-    """The number of a range whose unit was absent when we last looked."""
+    """The number of a range whose unit was absent at the last lookup."""
 
     @property
     def cost(self) -> int:
-        """Return what it counts against the bounds."""
+        """Return its share of the server's bounds, in ranges."""
         return COST_OF_ONE + len(self.ranges)
 
 
 @dataclass(slots=True)
 class FileSegment:
-    """Bytes of a file that are to be sent."""
+    """Bytes of a file to send."""
 
     file: HeldFile
     offset: int
@@ -54,19 +54,19 @@ class FileSegment:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OutgoingFrame:
-    """A frame on its way out."""
+    """A frame that waits to be sent, or is being sent."""
 
     head: memoryview
     segments: deque[FileSegment] = field(default_factory=deque)
     request: PeerRequest | None = None
-    """What it answers."""
+    """The request that it answers; None: it is no answer."""
     shelf: Shelf | None = None
     size_bytes: int = 0
-    """Of its segments, all together."""
+    """The bytes of all its segments."""
 
 
 def segments_of(ranges: Ints, found: Lookup) -> deque[FileSegment]:
-    """Return where the bytes of the ranges that are here lie, in order, neighbours in one."""
+    """Return the segments of the ranges that are here, in order; adjacent ranges are joined."""
     if len(ranges) <= FEW:
         return _segments_of_few(ranges, found)
     places, offsets = found.places, ranges[:, UNIT_OFFSET] + ranges[:, INSIDE]

@@ -1,11 +1,11 @@
-"""Files by which a running job is found from outside: who its members are, and its secret.
+"""Files by which commands find a running job: each has the job's members and its secret.
 
     $XDG_RUNTIME_DIR/penstock/runs/RUN.HOST.json      else ~/.cache/penstock/runs/RUN.HOST.json
 
-One process of each node writes one, for its user only (mode 0600), and removes it at the end. A
-file whose process is gone is removed by whoever looks next. Whether it is gone can be told on the
-machine where it ran. Homes are often shared between machines, and containers do not see each
-other's processes: there only the members of the run can tell, by an answer.
+One process of each node writes such a file, readable for its user only (mode 0600), and removes it
+at the end. If the process has died, the next reader removes the file. Only the machine and
+container where the process ran can tell whether it has died; but homes are often shared between
+machines. Elsewhere, only an answer from a member shows that the run is alive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str = ""
     """Its URI, for people."""
     mark: str
-    """Of its process (`process_mark`)."""
+    """Identifies its process (`process_mark`)."""
     host: str
 
     def __repr__(self) -> str:
@@ -45,16 +45,16 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether its process runs; None where that cannot be told from here."""
+        """Whether its process runs; None if that cannot be told from here."""
         if is_in_sight(self.mark):
             return is_running(self.mark)
         if self.host == _host() and not is_of_this_boot(self.mark):
-            return False  # This machine was started again since.
+            return False  # This machine has been rebooted since.
         return None
 
     @property
     def run(self) -> ListedRun:
-        """What it tells."""
+        """The run that the file describes."""
         return ListedRun(
             run_id=bytes.fromhex(self.run_id),
             secret=bytes.fromhex(self.secret),
@@ -64,7 +64,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def runs_folder() -> Path:
-    """Return where files of runs lie; it need not be there."""
+    """Return the folder for files of runs; it need not exist."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK):
         return Path(runtime) / "penstock" / "runs"
@@ -77,11 +77,11 @@ def runs_folder() -> Path:
 def write_run_file(
     *, run_id: bytes, secret: bytes, members: Sequence[RunMember], dataset: str = ""
 ) -> Path:
-    """Let this run be found; give the path to `remove_run_file` at the end."""
+    """Write the file of a run and return its path, which `remove_run_file` takes at the end."""
     assert (len(run_id), len(secret)) == (RUN_BYTES, SECRET_BYTES)
     folder = runs_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    sweep_run_files(folder)
+    sweep_run_files()
     file = RunFile(
         run_id=run_id.hex(),
         secret=secret.hex(),
@@ -91,6 +91,7 @@ def write_run_file(
         host=_host(),
     )
     path = folder / f"{run_id.hex()}.{_host()}.json"
+    # Renamed when it is complete, so that readers never see half of it.
     temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -101,18 +102,17 @@ def write_run_file(
 
 
 def remove_run_file(path: Path) -> None:
-    """Take a run's file away, if it is still this process's."""
+    """Remove the file of a run, if this process wrote it."""
     file = _read(path)
     if file is not None and file.mark == process_mark():
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def read_run_files(folder: Path | None = None) -> list[RunFile]:
+def read_run_files() -> list[RunFile]:
     """Return the runs of this user that are not known to be over, the newest first."""
-    folder = runs_folder() if folder is None else folder
     dated = []
-    for path in _files(folder):
+    for path in _files(runs_folder()):
         file = _read(path)
         if file is not None and file.is_alive is not False:
             with contextlib.suppress(OSError):
@@ -120,9 +120,9 @@ def read_run_files(folder: Path | None = None) -> list[RunFile]:
     return [file for _, file in sorted(dated, key=lambda pair: pair[0], reverse=True)]
 
 
-def sweep_run_files(folder: Path) -> None:
-    """Remove what processes left that are known to be gone."""
-    for path in _files(folder):
+def sweep_run_files() -> None:
+    """Remove files of processes that are known to have died."""
+    for path in _files(runs_folder()):
         file = _read(path)
         if file is not None and file.is_alive is False:
             with contextlib.suppress(OSError):
@@ -137,14 +137,14 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> RunFile | None:
-    """Read a file of this user; None where it is none, or somebody else's."""
+    """Read a file; None if it is damaged or belongs to another user."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if os.fstat(descriptor).st_uid != os.geteuid():
                 return None
             read = msgspec.json.decode(file.read(_BYTES_MAX), type=RunFile)
-            assert read.run  # the digits are digits
+            assert read.run  # raises if the digits are not hexadecimal
             return read
     except (OSError, ValueError):
         return None

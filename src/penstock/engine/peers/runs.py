@@ -1,8 +1,8 @@
-"""What tells one run from another, and one process from those that had its number before.
+"""Names that tell runs apart, and marks that tell processes with the same number apart.
 
-The name of a run keeps jobs apart that meet at one place at the same time. It cannot keep a run
-apart from its own restarts: when torchrun starts its workers again because of one that failed, the
-agents of the other nodes do not count that as a restart, so there is no number that all share.
+The name of a run separates jobs that meet at one rendezvous at the same time. It cannot separate a
+run from its own restarts: if torchrun restarts its workers because one has failed, the agents of
+the other nodes do not count that as a restart, so there is no restart number that all share.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from zlib import crc32
 
+from penstock.storage.process_wait import process_fields
+
 _NAME_MAX = 80
 
 
 def run_name(environment: Mapping[str, str] | None = None) -> str:
-    """Return what all processes of a run call it.
+    """Return the name that all processes of a run give it.
 
     >>> run_name({"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"})
     'slurm-71-0-0'
@@ -28,7 +30,7 @@ def run_name(environment: Mapping[str, str] | None = None) -> str:
     address = f"{env.get('MASTER_ADDR', '')}-{env.get('MASTER_PORT', '')}".strip("-")
     torch_run = env.get("TORCHELASTIC_RUN_ID")
     if torch_run is not None:
-        # "none" is what torchrun says when nobody gave a name.
+        # torchrun says "none" if the user gave no name.
         return _plain(f"torch-{address if torch_run in ('', 'none') else torch_run}")
     if "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
         restarts = env.get("SLURM_RESTART_COUNT", "0")
@@ -42,33 +44,33 @@ def run_name(environment: Mapping[str, str] | None = None) -> str:
 def is_once(name: str) -> bool:
     """Return whether processes that use this name belong to one start of the job.
 
-    Slurm does not start single steps again; all others may start processes under an old name.
+    Slurm never restarts a single step; all others may start new processes under an old name.
     """
     return name.startswith("slurm-")
 
 
 def _plain(name: str) -> str:
-    """Return a name fit for a key, different for different names."""
+    """Return a name that can be part of a key; different names stay different."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_NAME_MAX]
     return plain if plain == name else f"{plain}-{crc32(name.encode()):08x}"
 
 
 def process_mark() -> str:
-    """Return what no other process ever has: machine since its start, space, number, start."""
+    """Return a mark that no other process ever has: boot, PID namespace, number, start time."""
     started = started_at(os.getpid())
     assert started is not None
     return f"{_space()}|{os.getpid()}/{started}"
 
 
 def is_running(mark: str) -> bool:
-    """Return whether the process of a mark is alive, on this machine and in sight."""
+    """Return whether the process of a mark is alive in this PID namespace."""
     space, _, process = mark.rpartition("|")
     pid, _, started = process.partition("/")
     return space == _space() and pid.isdecimal() and started_at(int(pid)) == started
 
 
 def is_in_sight(mark: str) -> bool:
-    """Return whether the process of a mark could be seen from here, dead or alive."""
+    """Return whether the process of a mark would be visible in this PID namespace."""
     return mark.rpartition("|")[0] == _space()
 
 
@@ -86,11 +88,6 @@ def _space() -> str:
 
 
 def started_at(pid: int) -> str | None:
-    """Return when a process was started, in ticks since the machine was; None for a dead one."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name in parentheses may hold anything, parentheses and spaces too.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else fields[19]
+    """Return when a process was started, in ticks since the boot; None if it is dead."""
+    fields = process_fields(pid)
+    return None if not fields or fields[0] in ("Z", "X") else fields[19]

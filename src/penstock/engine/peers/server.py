@@ -1,13 +1,13 @@
-"""The peer server: what lies in this node's tiers, for those who can prove that they may have it.
+"""The peer server: sends units of this node's tiers to clients that prove to be members of a run.
 
-    server = Server(name=identity, shelves=shelves, secrets=secrets.get, bind=Address(...), ...)
+    server = PeerServer(name=identity, shelves=shelves, secrets=secrets.get, bind=[...])
     server.start()
     ...
     server.stop(drain_s=5)
 
-One server a node, two threads (`server_loop`), no blocking call but the disk. It knows no data set:
-a range is a place in a tier's file (`shelf`). Whom it does not know costs it a descriptor and a few
-hundred bytes for a few seconds at most.
+Each node has one server with two threads (`server_loop`); only disk reads can block them. The
+server knows no data sets: a range is a place in a tier's file (`shelf`). A client that has not
+proven itself costs a descriptor and a few hundred bytes, for a few seconds at most.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from penstock.errors import PeerError
 NUM_LOOPS = 2
 BACKLOG = 1024
 _END_S = 10.0
-"""After which a loop that should have ended is left behind."""
+"""After this time `stop` no longer waits for a thread that should have ended."""
 
 _log = logging.getLogger("penstock.engine.peers")
 
 
 class PeerServer:
-    """Serves shelves to the members of the runs whose secrets it is given."""
+    """Serves shelves to members of the runs whose secrets it knows."""
 
     def __init__(
         self,
@@ -53,9 +53,11 @@ class PeerServer:
         status: Callable[[bytes], dict[str, Any]] | None = None,
         may_read: Callable[[bytes, bytes], bool] | None = None,
     ) -> None:
-        """`may_read` is asked with a run and a shelf; without it every run may read every shelf.
+        """Assign only; `start` opens sockets and starts threads.
 
-        A server of several runs is given a function that returns the gossip of each.
+        `secrets` returns the secret of a run. `may_read` says whether a run may read a shelf;
+        without it every run may read every shelf. For a server of several runs, `gossip` is a
+        function that returns the gossip of a run.
         """
         check_name(name)
         self.name = name
@@ -65,7 +67,7 @@ class PeerServer:
             name=name,
             shelves=shelves,
             secrets=secrets,
-            gossip=gossip if callable(gossip) else _always(gossip or NoGossip()),
+            gossip=gossip if callable(gossip) else lambda run_id: gossip or NoGossip(),
             status=status,
             may_read=may_read,
             settler=LeftoverChecker(),
@@ -90,7 +92,7 @@ class PeerServer:
             ) from None
         names = [listener.getsockname() for listener in listeners]
         self.addresses = tuple(Address(host=_scoped(*name), port=name[1]) for name in names)
-        turns = itertools.count()
+        turns = itertools.count()  # only the first loop accepts, so only its thread counts
 
         def deal(sock: socket.socket) -> None:
             self._loops[next(turns) % NUM_LOOPS].adopt(sock)
@@ -107,11 +109,11 @@ class PeerServer:
         return self.addresses[0]
 
     def stop(self, drain_s: float = 0.0) -> None:
-        """Take no more connections, answer what was asked as far as there is time, hang up."""
+        """Stop accepting, answer outstanding requests for `drain_s` at most, close connections."""
         if self._pid != os.getpid() or not self._loops:
-            return  # a forked child never had it
+            return  # in a forked child, the server is the parent's
         at_s = time.monotonic() + drain_s
-        for loop in self._loops:
+        for loop in self._loops:  # all of them first, so that they drain at the same time
             loop.leave(at_s)
         for loop in self._loops:
             if not loop.join(drain_s + _END_S):
@@ -122,7 +124,8 @@ class PeerServer:
             )
 
     def counts(self) -> dict[str, int]:
-        """Return what has been done so far, and how many connections and parked requests are."""
+        """Return the counters so far, and the numbers of connections and parked requests now."""
+        # Without a lock: only the loops' threads change these, and a count may be a moment old.
         total = ServerCounts()
         for loop in self._loops:
             total.add(loop.router.counts)
@@ -133,7 +136,7 @@ class PeerServer:
         }
 
     def bytes_by_shelf(self) -> dict[bytes, int]:
-        """Return how many bytes of each shelf have been asked for and served."""
+        """Return how many bytes of each shelf have been served."""
         total: dict[bytes, int] = {}
         for loop in self._loops:
             for shelf, count in list(loop.router.bytes_by_shelf.items()):
@@ -141,16 +144,12 @@ class PeerServer:
         return total
 
     def close_after_fork(self) -> None:
-        """Let go of everything in a forked child: the parent's peers must not wait for it."""
+        """Close all sockets in a forked child, or the parent's clients would wait for it."""
         for loop in self._loops:
             loop.close_descriptors()
         self._loops = []
 
 
 def _scoped(host: str, _port: int, _flow: int = 0, scope: int = 0) -> str:
-    """Return a host as others write it: a link-local address goes with its interface."""
+    """Return a host as others write it: a link-local address has its interface."""
     return f"{host.partition('%')[0]}%{socket.if_indextoname(scope)}" if scope else host
-
-
-def _always(gossip: Gossip) -> Callable[[bytes], Gossip]:
-    return lambda run_id: gossip

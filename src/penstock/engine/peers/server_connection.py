@@ -1,8 +1,9 @@
-"""One connection of a server: hello first, then asks in and answers out.
+"""One connection of a server: first the handshake, then requests in and answers out.
 
-Nothing here blocks. Reading stops while as much is unanswered as the bounds allow, which stops the
-asker in its turn; a frame that has begun is sent to its end before the next, at most a turn's bytes
-at a time, so that connections share a loop fairly and a slow reader costs nobody else anything.
+Nothing here blocks except a read from a disk. The connection stops reading while its unanswered
+requests reach a bound, so that TCP slows the client down. A frame is sent to its end before the
+next one begins, and at most `TURN_BYTES` in one turn: so connections share a loop fairly, and a
+slow reader delays only itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import os
 import selectors
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.engine.peers import handshake, wire
 from penstock.engine.peers.base import HeldFile
@@ -20,29 +21,20 @@ from penstock.engine.peers.request_router import RequestRouter, ServerState
 from penstock.engine.peers.requests import OutgoingFrame, PeerRequest
 from penstock.engine.peers.wire import Decoder
 
+if TYPE_CHECKING:
+    from penstock.engine.peers.server_loop import ServerLoop
+
 TURN_BYTES = 2**20
-"""Sent on one connection before others have their turn."""
+"""Bytes sent on one connection before the others have their turn."""
 BUFFERS_MAX = 256
-"""Given to one system call."""
+"""Buffers in one system call."""
 READ_BYTES = 64 * 2**10
 COST_MAX = 2**18
-"""Of the unanswered requests of one connection: about as many ranges."""
-
-
-class ConnectionBounds(Protocol):
-    """What is left of the bounds that all connections of a loop share."""
-
-    def has_room(self) -> bool:
-        """Return whether another request may be taken in."""
-        ...
-
-    def took(self, cost: int) -> None:
-        """Count a request; negative: one that is gone."""
-        ...
+"""Bound of one connection's unanswered requests, in ranges."""
 
 
 class GoneError(Exception):
-    """The connection is over; the text says why, empty where there is nothing to say."""
+    """The connection is over; the text says why, and is empty if the client just left."""
 
 
 class ServerConnection:
@@ -53,33 +45,33 @@ class ServerConnection:
         channel: Channel,
         serving: ServerState,
         router: RequestRouter,
-        bounds: ConnectionBounds,
+        loop: ServerLoop,
         now_s: float,
     ) -> None:
         self.channel = channel
         self.began_s = self.moved_s = now_s
-        """When it came; when it last sent or had nothing to send."""
+        """When it was accepted; when it last sent bytes or had none to send."""
         self.peer, self.run_id = "", b""
         self.said: bytes | None = None
         self.is_known = False
-        """Whether it has proven who it is."""
+        """Whether the client has proven who it is."""
         self.cost = 0
         self.is_held_up = False
-        """Whether frames that have been read wait for room."""
+        """Whether frames that have been read wait until the bounds allow them."""
         self._hello: handshake.ServerHandshake | None = handshake.ServerHandshake(
             name=serving.name, secrets=serving.secrets, nonce=os.urandom(handshake.NONCE_BYTES)
         )
-        self._is_shaken = not channel.has_handshake
+        self._is_set_up = not channel.has_handshake
         self._decoder = Decoder(self._hello.expected)
         self._hello_bytes = 0
-        self._router, self._bounds = router, bounds
+        self._router, self._loop = router, loop
         self._served = serving.shelves.served
         self._out: deque[OutgoingFrame] = deque()
 
     @property
     def is_full(self) -> bool:
-        """Return whether no more is taken in for now."""
-        return self.cost >= COST_MAX or not self._bounds.has_room()
+        """Return whether the bounds allow no more requests for now."""
+        return self.cost >= COST_MAX or not self._loop.has_room()
 
     @property
     def has_output(self) -> bool:
@@ -88,24 +80,24 @@ class ServerConnection:
 
     @property
     def is_challenged(self) -> bool:
-        """Return whether a proof is due."""
+        """Return whether the client has yet to send its proof."""
         return self._hello is not None and self._hello.expected == (wire.PROOF,)
 
     def interest(self) -> int:
-        """Return what to wait for, as selectors say it."""
+        """Return the selector events to wait for."""
         events = 0 if self.is_full else selectors.EVENT_READ
         if self._out or self.channel.wants_write:
             events |= selectors.EVENT_WRITE
         return events
 
     def on_readable(self, scratch: memoryview, now_s: float) -> None:
-        """Read and take in what has come."""
-        if not self._is_shaken:
-            self._is_shaken = self.channel.handshake()
-            if not self._is_shaken:
+        """Read bytes and handle the frames in them."""
+        if not self._is_set_up:
+            self._is_set_up = self.channel.handshake()
+            if not self._is_set_up:
                 return
         if self.is_held_up:
-            self.take_in(now_s)
+            self.handle_frames(now_s)
         while not self.is_full:
             count = self.channel.recv_into(scratch)
             if count is None:
@@ -113,16 +105,16 @@ class ServerConnection:
             if count == 0:
                 raise GoneError("left without a proof" if self.is_challenged else "")
             if self._hello is not None:
-                self._hello_bytes += count
+                self._hello_bytes += count  # over all reads: small frames must not add up
                 if self._hello_bytes > handshake.BYTES_MAX:
                     raise wire.WireError(f"more than {handshake.BYTES_MAX} bytes before a proof")
             self._decoder.feed(scratch[:count])
-            self.take_in(now_s)
+            self.handle_frames(now_s)
             if count < scratch.nbytes and not self.channel.has_more():
                 return
 
-    def take_in(self, now_s: float) -> None:
-        """Take in the frames that are there, as far as the bounds allow."""
+    def handle_frames(self, now_s: float) -> None:
+        """Handle the frames that have been read, as far as the bounds allow."""
         while not self.is_full:
             frame = self._decoder.next()
             if frame is None:
@@ -133,7 +125,7 @@ class ServerConnection:
             elif frame.kind == wire.ASK:
                 request = self._router.asked(self, frame, now_s)
                 self.cost += request.cost
-                self._bounds.took(request.cost)
+                self._loop.add_cost(request.cost)
                 self._router.look(request, self, now_s)
             elif frame.kind == wire.STATUS_ASK:
                 self._router.status_asked(self, frame)
@@ -151,22 +143,22 @@ class ServerConnection:
             self._decoder.allowed = wire.FROM_ASKERS
 
     def put(self, outgoing: OutgoingFrame) -> None:
-        """Send a frame after those that wait."""
+        """Queue a frame behind those that wait to be sent."""
         for segment in outgoing.segments:
             if segment.file.is_disk:
-                # All at once, so that the device sees more than one read at a time.
+                # For all segments at once, so that the device gets several reads at a time.
                 _ask_ahead(segment.file, segment.offset, segment.length)
         self._out.append(outgoing)
 
     def finished(self, request: PeerRequest) -> None:
-        """Take a request off the bounds."""
+        """Free a request's share of the bounds."""
         self.cost -= request.cost
-        self._bounds.took(-request.cost)
+        self._loop.add_cost(-request.cost)
 
     def flush(self, now_s: float) -> None:
-        """Send a turn's bytes, or as much as fits."""
+        """Send the bytes of one turn, or as much as fits."""
         left_bytes = TURN_BYTES
-        while self._out and left_bytes > 0 and self._is_shaken:
+        while self._out and left_bytes > 0 and self._is_set_up:
             if self.channel.copies:
                 sent = self._send_gathered(left_bytes)
             else:
@@ -179,7 +171,7 @@ class ServerConnection:
             self.moved_s = now_s
 
     def _send_gathered(self, limit_bytes: int) -> int | None:
-        """Send frames with their bytes in one call, as far as files can be mapped."""
+        """Send heads and mapped bytes of several frames in one call."""
         buffers = _gathered(self._out, limit_bytes)
         if not buffers:
             return self._send(self._out[0], limit_bytes)
@@ -188,14 +180,14 @@ class ServerConnection:
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise
-            self.channel.copies = False  # a file was cut short: the other way tells which
+            self.channel.copies = False  # a file was truncated: `send_file` will find which one
             return 0
         if sent is not None:
-            self._take_off(sent)
+            self._remove_sent(sent)
         return sent
 
-    def _take_off(self, sent: int) -> None:
-        """Forget bytes that have been sent."""
+    def _remove_sent(self, sent: int) -> None:
+        """Remove bytes that have been sent from the queue."""
         while self._out:
             first = self._out[0]
             count = min(sent, len(first.head))
@@ -222,7 +214,7 @@ class ServerConnection:
                 self._served(self.peer, request.asked_ns, first.size_bytes, len(request.ranges))
 
     def _send(self, first: OutgoingFrame, limit_bytes: int) -> int | None:
-        """Send some of a frame, and take it off when it is done."""
+        """Send a part of a frame, and take the frame off the queue at its end."""
         if first.head:
             sent = self.channel.send(first.head, more=bool(first.segments))
             if sent is None:
@@ -245,7 +237,8 @@ class ServerConnection:
                 segment.file, segment.offset, min(segment.length, limit_bytes)
             )
         except OSError as error:
-            if error.errno == errno.EIO:  # the bytes were promised, so the connection is lost
+            # The head has announced these bytes, so the connection cannot go on without them.
+            if error.errno == errno.EIO:
                 self._spoil(first)
             raise
         if sent is None:
@@ -260,7 +253,7 @@ class ServerConnection:
         return sent
 
     def _spoil(self, outgoing: OutgoingFrame) -> None:
-        """Let nobody be promised again what could not be read."""
+        """Count the units at the current position as absent: they could not be read."""
         if outgoing.request is None or outgoing.shelf is None:
             return
         at = outgoing.segments[0].offset
@@ -271,9 +264,9 @@ class ServerConnection:
             outgoing.shelf.spoil(unit)
 
     def close(self) -> None:
-        """Hang up; what was unanswered is off the bounds."""
+        """Close the connection, and free its share of the bounds."""
         self.channel.close()
-        self._bounds.took(-self.cost)
+        self._loop.add_cost(-self.cost)
         self.cost = 0
         self._out.clear()
 
@@ -285,7 +278,7 @@ def _gathered(out: deque[OutgoingFrame], limit_bytes: int) -> list[memoryview]:
             buffers.append(outgoing.head)
         for segment in outgoing.segments:
             length = min(segment.length, limit_bytes)
-            # From a disk the other way reads ahead.
+            # Bytes on a disk are left to `send_file`, which reads ahead.
             is_mapped = not segment.file.is_disk and length > 0
             view = segment.file.mapped(segment.offset, length) if is_mapped else None
             if view is None:

@@ -1,8 +1,8 @@
-"""One thread of a server: a selector, its connections, and a router.
+"""One thread of a server: a selector, the connections on it, and a router.
 
-The first loop also accepts; connections are dealt out to all loops. Between two looks at the
-sockets the loop looks after what has no socket: requests that are parked, beats that are due,
-strangers who took too long, readers who do not read.
+The first loop also accepts connections and deals them out to all loops. In each turn, after it has
+served the sockets, a loop handles everything that depends on time: parked requests, heartbeats,
+clients that take too long to prove themselves, and clients that do not read their answers.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from typing import cast
 
 from penstock.engine.peers import handshake, wire
 from penstock.engine.peers.addresses import is_over_hardware
-from penstock.engine.peers.channel import Channel, TlsChannel, tuned
-from penstock.engine.peers.rate_limited_log import RateLimitedLog
+from penstock.engine.peers.channel import Channel, TlsChannel, tuned, watch
+from penstock.engine.peers.guard import RateLimitedLog
 from penstock.engine.peers.request_router import RequestRouter, ServerState
 from penstock.engine.peers.requests import OutgoingFrame, PeerRequest
 from penstock.engine.peers.server_connection import READ_BYTES, GoneError, ServerConnection
 
 LOOK_S = 0.002
-"""Between two looks at parked requests."""
+"""Time between two polls of parked requests."""
 BEAT_S = 0.25
 IDLE_S = 0.5
-"""The longest time between two looks at anything."""
+"""The longest time between two turns."""
 SEND_S_MAX = 20.0
-"""A reader that takes nothing for so long is dropped."""
+"""A client that reads nothing of its answers for so long is dropped."""
 STRANGERS_MAX = 256
-"""Connections of a loop that have not proven who they are."""
+"""Connections of a loop whose clients have not proven themselves."""
 CONNECTIONS_MAX = 8192
-"""Of a loop."""
+"""Connections of a loop."""
 COST_MAX = 2**21
-"""Of the unanswered requests of a loop: about as many ranges of 40 bytes."""
+"""Bound of a loop's unanswered requests, in ranges of 40 bytes each."""
 ACCEPTS_MAX = 64
-"""Before others have their turn."""
+"""Connections accepted in one turn."""
 PAUSE_S = 0.25
-"""Without accepting, when there are no descriptors left; and after a failure of ours."""
+"""How long not to accept if there are no descriptors left; and how long to sleep after a bug."""
 FAILURES_MAX = 100
+"""Failed turns after which a loop gives up."""
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _log = logging.getLogger("penstock.engine.peers")
@@ -62,15 +63,16 @@ class ServerLoop:
         self._serving = serving
         self._tls = tls
         self._deal = deal
-        """Gives an accepted socket to one of the loops."""
+        """Passes an accepted socket to one of the loops."""
         self.router = RequestRouter(serving, settled=self._resume_later)
         self.router.has_room_to_park = lambda: self._cost < COST_MAX // 2
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         self._inbox: deque[Callable[[], None]] = deque()
         self._connections: dict[ServerConnection, int] = {}
-        """With the events that each is registered for."""
+        """Each with the selector events that it is registered for."""
         self._strangers: dict[ServerConnection, None] = {}
+        """Connections whose clients have not proven themselves, the oldest first."""
         self._held_up: set[ServerConnection] = set()
         self._listeners: list[socket.socket] = []
         self._accepts_at_s = 0.0
@@ -82,7 +84,7 @@ class ServerLoop:
         self._thread = threading.Thread(target=self._run, name="penstock-serve", daemon=True)
 
     def start(self, listeners: Sequence[socket.socket]) -> None:
-        """Serve; the loop that is given listeners also accepts."""
+        """Start the thread; a loop that gets listeners also accepts connections."""
         for end in (self._woken, self._wake):
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -96,39 +98,40 @@ class ServerLoop:
 
     @property
     def num_connections(self) -> int:
-        """Return how many connections there are, known or not."""
+        """Return the number of connections."""
         return len(self._connections)
 
     @property
     def num_parked(self) -> int:
-        """Return how many requests are parked."""
+        """Return the number of parked requests."""
         return sum(len(parking) for parking in list(self.router.parked.values()))
 
     def call(self, action: Callable[[], None]) -> None:
-        """Let the loop's thread do something soon."""
+        """Let the loop's thread run an action soon; any thread may call this."""
+        # In this order: the thread that a byte wakes up must find the action.
         self._inbox.append(action)
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):  # a full socket wakes the thread as well
             self._wake.send(b"!")
 
     def adopt(self, sock: socket.socket) -> None:
-        """Serve an accepted connection; called from any loop."""
-        self.call(lambda: self._begin(sock))
+        """Serve an accepted connection; any thread may call this."""
+        self.call(lambda: self._begin_connection(sock))
 
     def leave(self, at_s: float) -> None:
-        """End: no more connections, and at that time no more anything."""
+        """Stop accepting now, and end at `at_s` at the latest."""
         self.call(lambda: self._start_leaving(at_s))
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the loop has ended; return whether it has."""
+        """Wait for the end of the thread; return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def has_room(self) -> bool:
-        """Return whether another request may be taken in."""
+        """Return whether the bound of all connections together allows another request."""
         return self._cost < COST_MAX
 
-    def took(self, cost: int) -> None:
-        """Count a request; negative: one that is gone."""
+    def add_cost(self, cost: int) -> None:
+        """Count the cost of a request; negative: the request is gone."""
         self._cost += cost
 
     def _run(self) -> None:
@@ -139,7 +142,7 @@ class ServerLoop:
             except Exception:
                 num_failures += 1
                 _log.exception("a turn of the peer server failed (%d)", num_failures)
-                time.sleep(PAUSE_S)  # whatever it is, it must not happen too often
+                time.sleep(PAUSE_S)  # a lasting failure must not spin or flood the log
         if num_failures >= FAILURES_MAX:
             _log.error("the peer server gives up; other nodes read from the store instead")
         self._end()
@@ -157,6 +160,7 @@ class ServerLoop:
         self._look_after(now_s)
 
     def _timeout_s(self) -> float:
+        # Their frames have been read already, so no event of a socket will announce them.
         if any(not connection.is_full for connection in self._held_up):
             return 0.0
         if self.router.parked or self._leave_at_s is not None:
@@ -172,7 +176,7 @@ class ServerLoop:
     def _accept(self, listener: socket.socket, now_s: float) -> None:
         for _ in range(ACCEPTS_MAX):
             if listener not in self._listeners or self._accepts_at_s:
-                return  # closed, or set aside, in this turn
+                return  # earlier in this turn, the listener was closed or accepting was paused
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -185,10 +189,10 @@ class ServerLoop:
                     for each in self._listeners:
                         self._selector.unregister(each)
                     self._accepts_at_s = now_s + PAUSE_S
-                return  # else the one who connected has left again
+                return  # with other errors, the client has disconnected again
             self._deal(sock)
 
-    def _begin(self, sock: socket.socket) -> None:
+    def _begin_connection(self, sock: socket.socket) -> None:
         now_s = time.monotonic()
         self.router.counts.accepted += 1
         try:
@@ -210,20 +214,20 @@ class ServerLoop:
             return
         connection = ServerConnection(channel, self._serving, self.router, self, now_s)
         if len(self._strangers) >= STRANGERS_MAX:
-            # The oldest: whoever is honest proves itself in a moment.
+            # Drop the oldest: an honest client proves itself within moments.
             self.router.counts.dropped += 1
             self._drop(next(iter(self._strangers)))
         self._strangers[connection] = None
         self._connections[connection] = selectors.EVENT_READ
         self._selector.register(channel, selectors.EVENT_READ, connection)
-        self._serve(connection, selectors.EVENT_READ, now_s)  # its hello may be there already
+        self._serve(connection, selectors.EVENT_READ, now_s)  # its HELLO may be there already
 
     def _refuse(self, channel: Channel, code: int) -> None:
         with contextlib.suppress(OSError):
             channel.send(memoryview(handshake.refusal(code)))
 
     def _serve(self, connection: ServerConnection, mask: int, now_s: float) -> None:
-        """Let a connection do what it can, and see to it that it is called again."""
+        """Let a connection go on, and register it for the events that it needs next."""
         if connection not in self._connections:
             return
         try:
@@ -238,12 +242,14 @@ class ServerLoop:
         self._watch(connection)
 
     def _failed(self, connection: ServerConnection, error: Exception) -> None:
-        name = connection.peer or "somebody"
+        name = _name_of(connection)
         if isinstance(error, handshake.RefusedError):
             self._refused(connection, str(error), error.code)
         elif isinstance(error, wire.WireError):
             self.router.counts.broken += 1
-            self._limited_log.warning("%s was dropped, it makes no sense: %s", name, error)
+            self._limited_log.warning(
+                "%s was dropped because it sent invalid bytes: %s", name, error
+            )
         elif isinstance(error, GoneError) and str(error) and not connection.is_known:
             self._refused(connection, str(error), 0)
         elif isinstance(error, ssl.SSLError) and not connection.is_known:
@@ -258,7 +264,7 @@ class ServerLoop:
 
     def _refused(self, connection: ServerConnection, reason: str, code: int) -> None:
         self.router.counts.refused += 1
-        self._limited_log.warning("%s was refused: it %s", connection.peer or "somebody", reason)
+        self._limited_log.warning("%s was refused: it %s", _name_of(connection), reason)
         if code:
             self._refuse(connection.channel, code)
 
@@ -267,12 +273,7 @@ class ServerLoop:
         before = self._connections[connection]
         if events != before:
             self._connections[connection] = events
-            if not events:
-                self._selector.unregister(connection.channel)
-            elif not before:
-                self._selector.register(connection.channel, events, connection)
-            else:
-                self._selector.modify(connection.channel, events, connection)
+            watch(self._selector, connection.channel, before, events, connection)
         if connection.is_held_up:
             self._held_up.add(connection)
         else:
@@ -283,7 +284,7 @@ class ServerLoop:
             self._selector.unregister(connection.channel)
         self._strangers.pop(connection, None)
         self._held_up.discard(connection)
-        if connection.cost:
+        if connection.cost:  # parked requests would keep the connection alive
             self.router.take_of(connection)
         connection.close()
 
@@ -314,7 +315,7 @@ class ServerLoop:
         if now_s >= self._beat_at_s:
             self._beat_at_s = now_s + BEAT_S
             self._beat(now_s)
-            self._drop_the_slow(now_s)
+            self._drop_slow(now_s)
         if 0 < self._accepts_at_s <= now_s:
             self._accepts_at_s = 0.0
             self._listen()
@@ -322,15 +323,15 @@ class ServerLoop:
     def _beat(self, now_s: float) -> None:
         cursors = self.router.cursors()
         for connection in list(self._connections):
-            # Where bytes wait to be sent, they say as much.
-            # One that is held up has asked for something that was not even read.
+            # Bytes that wait to be sent prove as much as a heartbeat. A connection that is held up
+            # has sent requests that were not even read: its client waits for an answer, too.
             is_waiting = connection.cost or connection in self._held_up
             if is_waiting and not connection.has_output:
                 head = wire.pack_beat(cursors.get(connection, {}))
                 connection.put(OutgoingFrame(head=memoryview(head)))
                 self._serve(connection, selectors.EVENT_WRITE, now_s)
 
-    def _drop_the_slow(self, now_s: float) -> None:
+    def _drop_slow(self, now_s: float) -> None:
         for connection in list(self._strangers):
             if now_s - connection.began_s <= handshake.HELLO_S_MAX:
                 break
@@ -339,9 +340,7 @@ class ServerLoop:
         for connection in list(self._connections):
             if connection.has_output and now_s - connection.moved_s > SEND_S_MAX:
                 self.router.counts.dropped += 1
-                self._limited_log.warning(
-                    "%s was dropped: it reads nothing", connection.peer or "somebody"
-                )
+                self._limited_log.warning("%s was dropped: it reads nothing", _name_of(connection))
                 self._drop(connection)
 
     def _start_leaving(self, at_s: float) -> None:
@@ -359,7 +358,7 @@ class ServerLoop:
     def _has_left(self) -> bool:
         if self._leave_at_s is None:
             return False
-        # Those who have all that they asked for hang up when they read our farewell.
+        # Clients that have all their answers disconnect when they read BYE.
         return not self._connections or time.monotonic() >= self._leave_at_s
 
     def _close_listeners(self) -> None:
@@ -379,10 +378,15 @@ class ServerLoop:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Close all that is open, without a word to anybody; also for a forked child."""
-        # First the selector: in a child it is the parent's too, and nothing may be taken off it.
+        """Close all descriptors and send nothing; also for a forked child."""
+        # Parent and child share the epoll set, so the child must close it before the sockets:
+        # unregistering them there would unregister them for the parent.
         self._selector.close()
         for connection in list(self._connections):
             connection.channel.close()
         for sock in (*self._listeners, self._woken, self._wake):
             sock.close()
+
+
+def _name_of(connection: ServerConnection) -> str:
+    return connection.peer or "an unknown client"

@@ -1,4 +1,4 @@
-"""What a host says about its peers: the table [peers] of penstock.toml, and variables.
+"""Settings of this host for peers: the table [peers] of penstock.toml, and variables.
 
     [peers]
     interface = "ib0"               # or "10.0.0.0/8", or several of them: "ib0, eth0"
@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import OptionError
 
@@ -25,7 +26,7 @@ _PATHS = ("penstock.toml", "/etc/penstock/penstock.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """How this host is reached by others; empty: nothing was said."""
+    """How others reach this host; an empty text is not set."""
 
     interface: str = ""
     tls_cert: str = ""
@@ -34,9 +35,10 @@ class PeerSettings:
 
 
 def peer_settings(environment: Mapping[str, str] | None = None) -> PeerSettings:
-    """Return what was set for this host."""
+    """Return the settings of this host."""
     environment = os.environ if environment is None else environment
-    values = _table(environment.get("PENSTOCK_CONFIG"))
+    table, path = config_table("peers", environment)
+    values = _checked(table, path)
     for field in fields(PeerSettings):
         set_here = environment.get(f"PENSTOCK_{field.name.upper()}")
         if set_here:
@@ -44,24 +46,28 @@ def peer_settings(environment: Mapping[str, str] | None = None) -> PeerSettings:
     return PeerSettings(**values)
 
 
-def _table(named: str | None) -> dict[str, str]:
+def config_table(name: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """Return a table of the first penstock.toml that exists, and the path of that file."""
+    named = environment.get("PENSTOCK_CONFIG")
     for path in [named] if named else _PATHS:
         try:
-            table = tomllib.loads(Path(path).read_text()).get("peers", {})
+            table = tomllib.loads(Path(path).read_text()).get(name, {})
         except FileNotFoundError:
             if named:
                 raise OptionError(f"PENSTOCK_CONFIG names {named}, which is not there") from None
             continue
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise OptionError(f"{path} cannot be read: {error}") from None
-        return _checked(table, path)
-    return {}
+        except (OSError, ValueError) as error:
+            raise OptionError(f"{path} cannot be read: {error}") from error
+        if not isinstance(table, dict):
+            raise OptionError(
+                f"[{name}] in {path} must be a table: a line [{name}] with its options below"
+            )
+        return table, path
+    return {}, ""
 
 
-def _checked(table: object, path: str) -> dict[str, str]:
+def _checked(table: dict[str, Any], path: str) -> dict[str, str]:
     known = [field.name for field in fields(PeerSettings)]
-    if not isinstance(table, dict):
-        raise OptionError(f"[peers] in {path} must be a table with {', '.join(known)}")
     for name, value in table.items():
         if name not in known:
             raise OptionError(f"[peers] in {path} has {name!r}; it may have {', '.join(known)}")

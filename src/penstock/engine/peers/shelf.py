@@ -1,8 +1,8 @@
-"""A node's tiers as something that other nodes can ask for.
+"""A node's tiers as a shelf that a server can serve.
 
-The coordinates are those of the tier's file, so all that is needed here is the state of a unit, its
-sum, and a descriptor. The descriptor is our own copy: tiers may be closed while bytes are on their
-way, and their number could then mean another file.
+Requests have the coordinates of the tier's file, so a server needs only a unit's state, its sum and
+a descriptor. The shelf duplicates the descriptor, because tiers may be closed while an answer is
+being sent, and the same number could then mean another file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.engine.peers.base import ABSENT, UNCHECKED, HeldFile, Lookup, Shelf, UnitLocation
+from penstock.engine.peers.base import ABSENT, UNCHECKED, HeldFile, Lookup, Shelf
 from penstock.engine.peers.part_sums import with_part_sums
 from penstock.engine.peers.wire import SHELF_BYTES, UNIT, UNIT_LENGTH, UNIT_OFFSET, Ints
 from penstock.storage.tier import Tiers
@@ -35,7 +35,7 @@ class TierShelf(Shelf):
         is_filling: Callable[[], bool],
         are_at_home: Callable[[Ints], bool] = lambda units: True,
     ) -> None:
-        """`are_at_home` tells of units whether this node is to have them all."""
+        """`are_at_home` returns whether all of some units have their home on this node."""
         assert len(name) == SHELF_BYTES, name
         self.name = name
         self._tiers = tiers.tiers
@@ -47,29 +47,16 @@ class TierShelf(Shelf):
         self._sizes = np.zeros(len(self._tiers), np.int64)
 
     def cursor(self) -> int:
-        """Return the position in the global order before which all home units are there."""
+        """Return the position in the global order up to which all home units are there."""
         return self._cursor()
 
     def is_filling(self) -> bool:
-        """Return whether what is absent may still come."""
+        """Return whether absent units may still come: filling goes on."""
         return self._is_filling()
 
     def are_coming(self, units: Ints) -> bool:
         """Return whether all of some absent units may still come."""
         return self._is_filling() and self._are_at_home(units)
-
-    def find(self, unit: int, unit_offset: int, unit_length: int) -> UnitLocation | None:
-        """Return where a unit lies, checked; None: not here (yet)."""
-        row = np.array([[unit, unit_offset, unit_length, 0, unit_length]], np.int64)
-        found = self.lookup(row)
-        if found.places[0] == UNCHECKED:
-            self.settle(row[:, UNIT])
-            found = self.lookup(row)
-        place = int(found.places[0])
-        if place < 0:
-            return None
-        file = found.files[place]
-        return UnitLocation(descriptor=file.descriptor, total=int(found.sums[0]), file=file)
 
     def lookup(self, ranges: Ints) -> Lookup:
         """Return where the units of some ranges lie."""
@@ -79,9 +66,8 @@ class TierShelf(Shelf):
             found = look(ranges, files)
             return with_part_sums(ranges, found, [tier.files for tier in self._tiers])
         except (IndexError, OSError):  # the tiers were closed meanwhile
-            _log.debug("a shelf was asked whose tiers are closed", exc_info=True)
-            places = np.full(len(ranges), ABSENT, np.int64)
-            return Lookup(places=places, files=(), sums=np.zeros(len(ranges), np.uint64))
+            _log.debug("a lookup on a shelf whose tiers are closed", exc_info=True)
+            return Lookup.nothing(len(ranges))
 
     def _looked_up_few(self, ranges: Ints, files: tuple[HeldFile, ...]) -> Lookup:
         places, sums = [], []
@@ -121,7 +107,7 @@ class TierShelf(Shelf):
     def _reaches(self, number: int, ends: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         if len(ends) and int(ends.max()) > self._sizes[number]:
             assert self._files is not None
-            # Another process may have let the file grow since we looked.
+            # Another process may have let the file grow since the last look.
             self._sizes[number] = os.fstat(self._files[number].descriptor).st_size
         is_within: np.ndarray[tuple[int], np.dtype[np.bool_]] = ends <= self._sizes[number]
         return is_within
@@ -134,15 +120,15 @@ class TierShelf(Shelf):
         return self._files
 
     def settle(self, units: Ints) -> None:
-        """Check units that an earlier run left."""
+        """Check the sums of units that an earlier run left."""
         units = units[(units >= 0) & (units < self._num_units)]
         try:
             for tier in self._tiers:
                 tier.settle(units)
         except (IndexError, OSError):
-            _log.debug("a shelf was asked whose tiers are closed", exc_info=True)
+            _log.debug("a check on a shelf whose tiers are closed", exc_info=True)
 
     def spoil(self, unit: int) -> None:
-        """Let a unit that cannot be read count as absent."""
+        """Count a unit as absent, because it cannot be read."""
         for tier in self._tiers:
             tier.forget(unit)

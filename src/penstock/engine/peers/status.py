@@ -1,9 +1,10 @@
-"""What a node says of itself when a member of a run asks: `penstock cluster` shows it.
+"""The status that a node sends to members of a run; `penstock cluster` shows it.
 
-Counters only grow; whoever wants a rate looks twice. `held_bytes` and `capacity_bytes` are of all
-data sets here. What a run reads from where is known to its ranks only, so it is there as far as
-they have told it: `ReadCounts.num_ranks` says how many did. Bytes between two nodes are counted
-where they arrive: what a node sent is the sum of what the others say they had from it.
+Counters only grow; a rate is the difference of two statuses. `held_bytes` and `capacity_bytes`
+cover all data sets of the node. Only the ranks know how many bytes came from which source, so
+`ReadCounts` holds the sum of their reports, and `num_ranks` says how many have reported. Traffic
+between two nodes is counted by the receiver: the bytes that a node has sent are the sum of what all
+others have received from it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ LINKS_MAX = 4096
 SENTENCES_MAX = 64
 TEXT_CHARACTERS_MAX = 4096
 
-# Statuses come from other processes and are kept, so every text and list has a bound.
+# Statuses come from other processes and stay in memory, so every text and list has a bound.
 _Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
 _Names = Annotated[tuple[_Text, ...], Meta(max_length=8192)]
 
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a node keeps in one kind of place."""
+    """One memory or disk of a node, with all data sets in it."""
 
     kind: Literal["memory", "disk"]
     capacity_bytes: int
@@ -36,7 +37,7 @@ class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the bytes came from that ranks of this node have used so far."""
+    """The bytes that ranks of this node have read so far, by source."""
 
     tier_bytes: int = 0
     """From this node's own tiers."""
@@ -55,7 +56,7 @@ class ReadCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What ranks of this node had from one other node."""
+    """What ranks of this node have received from one other node."""
 
     peer: _Text
     """Its name."""
@@ -64,31 +65,31 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How one run does on this node."""
+    """The state of one run on this node."""
 
     run: _Text = ""
     """Its id, in hexadecimal digits."""
     dataset: _Text = ""
     """Its URI, for people."""
     cursor: int = 0
-    """How far the node's part is filled, in positions of the global order."""
+    """The position in the global order up to which the node has filled its part."""
     is_filling: bool = False
     reads: ReadCounts = ReadCounts()
     links: Annotated[tuple[LinkStatus, ...], Meta(max_length=LINKS_MAX)] = ()
     suspects: _Names = ()
-    """Nodes that do not answer this one at the moment."""
+    """Nodes that do not answer this node at the moment."""
     lost: _Names = ()
-    """Nodes that the whole run has given up."""
+    """Nodes that the whole run goes on without."""
     log: Annotated[tuple[_Text, ...], Meta(max_length=SENTENCES_MAX)] = ()
-    """What happened, in sentences, the last ones."""
+    """The latest events, as sentences."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, as it answers."""
+    """The state of a node."""
 
     format: int = FORMAT
     name: str
-    """Its identity, by which members of a run call it."""
+    """Its identity, which is its name in the list of members."""
     host: str = ""
     carrier: Literal["node", "rank"] = "rank"
     """Who serves: `penstock node`, or the first rank of the node."""
@@ -99,40 +100,41 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     served_bytes: int = 0
     served_requests: int = 0
     num_parked: int = 0
-    """Requests that wait now for bytes to arrive."""
+    """Requests that wait for units to be filled."""
     num_connections: int = 0
     num_refused: int = 0
-    """Handshakes that failed: wrong secret, unknown run."""
+    """Handshakes that failed, for instance because of a wrong secret or an unknown run."""
     runs: tuple[RunStatus, ...] = ()
     clock_ns: int = 0
     """The node's clock (perf_counter_ns) when it answered, for traces to compare; 0: unknown."""
 
 
-# The type is prepared here, by one thread: threads that do so at once can end the process.
+# Prepares the type in one thread: msgspec can crash if several threads do so at once.
 msgspec.msgpack.Decoder(NodeStatus)
 
 
 def as_dict(status: NodeStatus) -> dict[str, Any]:
-    """Return a status as plain values, to be sent."""
+    """Return a status as plain values, for sending."""
     plain: dict[str, Any] = msgspec.to_builtins(status)
     return plain
 
 
 def status_of(plain: Any, *, peer: str = "") -> NodeStatus:
-    """Return the status that a peer sent; fields of later versions are passed over."""
+    """Return the status in a peer's answer; fields of later versions are ignored."""
     try:
         status = msgspec.convert(plain, NodeStatus)
     except msgspec.ValidationError as error:
         raise PeerError(
-            f"{peer or 'a node'} sent a status that makes no sense ({error}); does it run another "
+            f"{peer or 'a node'} sent an invalid status ({error}); does it run another "
             "version of penstock?",
             peer=peer,
             kind="broken",
         ) from error
-    if len(status.runs) > RUNS_MAX or any(len(run.links) > LINKS_MAX for run in status.runs):
+    # Not a bound of the type: the node service lists more runs to root, with the same type.
+    if len(status.runs) > RUNS_MAX:
         raise PeerError(
             f"{peer or 'a node'} sent the status of {len(status.runs)} runs; at most {RUNS_MAX} "
-            f"with {LINKS_MAX} links each are read",
+            "are read",
             peer=peer,
             kind="broken",
         )

@@ -1,10 +1,10 @@
-"""TLS between peers, where the network is not to be trusted with what is read.
+"""TLS between peers, for networks where others could read or change the bytes.
 
-The secret of a run already keeps strangers out; TLS also keeps bytes from being read or changed on
-the way. Both sides show a certificate of the same authority. Names in certificates are not looked
-at: addresses of nodes come and go, and who a peer is, is proven by the hello inside. It has its
-price: records of 16 KB pass through this process one by one, on loopback at 2.1 CPU seconds per GB
-of both sides against 0.4 without (benchmarks/peer_reads.py --tls).
+The secret of a run already keeps strangers out; TLS also protects the bytes on the way. Both sides
+show a certificate of the same authority. Names in certificates are not checked: addresses of nodes
+come and go, and the handshake inside the connection proves who a peer is. TLS is slow, because
+records of 16 KB pass through this process one by one: on loopback 2.1 CPU seconds per GB, both
+sides together, against 0.4 without TLS (benchmarks/peer_reads.py --tls).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.errors import OptionError
 
 
 def server_context(settings: PeerSettings | None = None) -> ssl.SSLContext | None:
-    """Return what a server needs to speak TLS; None where that is not set up."""
+    """Return the TLS context of a server; None if TLS is not set up."""
     return _context(settings or peer_settings(), ssl.PROTOCOL_TLS_SERVER)
 
 
 def client_context(settings: PeerSettings | None = None) -> ssl.SSLContext | None:
-    """Return what a client needs to speak TLS; None where that is not set up."""
+    """Return the TLS context of a client; None if TLS is not set up."""
     return _context(settings or peer_settings(), ssl.PROTOCOL_TLS_CLIENT)
 
 

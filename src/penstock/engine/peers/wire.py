@@ -1,13 +1,13 @@
-"""What peers say to each other, as bytes: frames with a fixed head, little endian.
+"""The wire format between peers: frames with a fixed head, little endian.
 
     head      kind, body length, request number                       16 bytes
-    body      as its kind wants it, never longer than BODY_BYTES_MAX says for the kind
+    body      depends on the kind; at most BODY_BYTES_MAX of the kind
     payload   after the body of an ANSWER: the bytes of the ranges that are there, one after another
 
-Everything here is a pure function of bytes, or a `Decoder` that is fed bytes as they come. A length
-is compared with its bound before anything of that length is kept; nothing is unpickled; whatever
-makes no sense raises `WireError` and nothing else. A payload never passes through a decoder's
-buffer but for the few bytes that were read along with its head: it goes where the asker wants it.
+Everything here is a pure function of bytes, or a `Decoder` that takes bytes as they come. A length
+is compared with its bound before bytes of that length are kept; nothing is unpickled; invalid bytes
+raise `WireError` and nothing else. Only the few payload bytes that were read together with a head
+pass through a decoder's buffer; the rest goes straight to where the caller wants it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ PROTOCOL = 1
 SHELF_BYTES = 16
 GOSSIP_BYTES_MAX = 4096
 RANGES_MAX = 4096
-"""In one ask."""
+"""Ranges in one ASK."""
 ANSWER_BYTES_MAX = 64 * 2**20
-"""Of payload."""
+"""Payload bytes of one ANSWER."""
 STATUS_BYTES_MAX = 2**20
 SHELVES_MAX = 64
-"""In one beat."""
+"""Shelves in one BEAT."""
 WAIT_S_MAX = 600.0
-"""Longer is not waited for one ask: ask again."""
+"""The longest time that a server parks one request; a client may send it again."""
 NUMBER_MAX = 2**62
-"""Of any column of a range, so that the sum of two of them is still a number."""
+"""Bound of every column of a range, so that the sum of two does not overflow."""
 FEW = 16
-"""Ranges up to which a loop is quicker than arrays."""
+"""Up to so many ranges, a loop is faster than NumPy."""
 UNIT, UNIT_OFFSET, UNIT_LENGTH, INSIDE, LENGTH = range(5)
-"""The columns of an ask's ranges."""
+"""The columns of the ranges in an ASK."""
 
 HELLO, CHALLENGE, PROOF, WELCOME, REFUSE = 1, 2, 3, 4, 5
 ASK, PARKED, ANSWER, BEAT, STATUS_ASK, STATUS, BYE = 16, 17, 18, 19, 20, 21, 22
@@ -71,7 +71,7 @@ FROM_SERVERS = frozenset({PARKED, ANSWER, BEAT, STATUS, BYE, REFUSE})
 
 
 class WireError(Exception):
-    """Bytes that no peer of ours would send."""
+    """Bytes that no valid peer sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,17 @@ class Frame:
 
 
 class Decoder:
-    """Bytes in, frames out; keeps at most one frame and what came along with it."""
+    """Turns bytes into frames; keeps at most one frame and the bytes read together with it."""
 
     def __init__(self, allowed: Collection[int]) -> None:
         self.allowed = allowed
-        """Kinds that may come now; may be changed between frames."""
+        """Kinds of frames that may come now; may be changed between frames."""
         self._buffer = bytearray()
         self._at = 0
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes the frame that has begun lacks, as far as is known."""
+        """How many bytes the current frame still needs; at least those of its head."""
         have = len(self._buffer) - self._at
         if have < HEAD.size:
             return HEAD.size - have
@@ -102,7 +102,7 @@ class Decoder:
         return max(0, HEAD.size + int(length) - have)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes."""
+        """Add bytes that have been received."""
         self._buffer += data
 
     def next(self) -> Frame | None:
@@ -111,6 +111,7 @@ class Decoder:
         if len(buffer) - at < HEAD.size:
             return None
         kind, length, number = HEAD.unpack_from(buffer, at)
+        # Both checks before the body has come: the sender must not make us keep more than that.
         if kind not in self.allowed:
             raise WireError(f"a frame of kind {kind} came where none may")
         if length > BODY_BYTES_MAX[kind]:
@@ -125,7 +126,7 @@ class Decoder:
         return frame
 
     def take(self, target: memoryview) -> int:
-        """Move bytes that follow the last frame, as many as there are and fit; return how many."""
+        """Move bytes that follow the last frame into `target`; return how many there were."""
         count = min(target.nbytes, len(self._buffer) - self._at)
         if count:
             target[:count] = memoryview(self._buffer)[self._at : self._at + count]
@@ -135,7 +136,7 @@ class Decoder:
     def _advance(self, at: int) -> None:
         if at == len(self._buffer):
             self._buffer, at = bytearray(), 0
-        elif at > 2**16:
+        elif at > 2**16:  # seldom, because it moves the rest of the buffer
             del self._buffer[:at]
             at = 0
         self._at = at
@@ -149,7 +150,7 @@ def framed(kind: int, number: int = 0, body: bytes = b"") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AskFrame:
-    """An ask, as it was read."""
+    """The contents of an ASK."""
 
     shelf: bytes
     wait_s: float
@@ -158,14 +159,14 @@ class AskFrame:
 
 
 def pack_ask(number: int, shelf: bytes, ranges: Ints, wait_s: float, gossip: bytes) -> bytes:
-    """Return an ask as bytes."""
+    """Return an ASK frame."""
     assert len(gossip) <= GOSSIP_BYTES_MAX, len(gossip)
     fixed = _ASK.pack(shelf, round(min(wait_s, WAIT_S_MAX) * 1000), len(ranges), len(gossip))
     return framed(ASK, number, b"".join((fixed, gossip, ranges.tobytes())))
 
 
-def ask_in(body: bytes) -> AskFrame:
-    """Return the ask in a frame's body."""
+def parse_ask(body: bytes) -> AskFrame:
+    """Return the contents of an ASK."""
     if len(body) < _ASK.size:
         raise WireError(f"an ask of {len(body)} bytes")
     shelf, wait_ms, num_ranges, num_gossip = _ASK.unpack_from(body)
@@ -175,13 +176,13 @@ def ask_in(body: bytes) -> AskFrame:
     if wait_ms > WAIT_S_MAX * 1000:
         raise WireError(f"an ask that would wait {wait_ms} ms")
     ranges = np.frombuffer(body, "<i8", offset=begin).reshape(num_ranges, 5)
-    if fault := fault_in(ranges):
+    if fault := fault_in_ask(ranges):
         raise WireError(fault)
     return AskFrame(shelf, wait_ms / 1000, body[_ASK.size : begin], ranges)
 
 
-def fault_in(ranges: Ints) -> str:
-    """Return what is wrong with the ranges of an ask; empty where nothing is."""
+def fault_in_ask(ranges: Ints) -> str:
+    """Return what is wrong with the ranges of an ASK; empty if nothing is."""
     if len(ranges) > RANGES_MAX:
         return f"an ask of {len(ranges)} ranges, at most {RANGES_MAX} are answered"
     if len(ranges) <= FEW:
@@ -192,13 +193,13 @@ def fault_in(ranges: Ints) -> str:
     lengths = ranges[:, LENGTH]
     if (ranges[:, INSIDE] + lengths > ranges[:, UNIT_LENGTH]).any():
         return "a range that reaches beyond its unit"
-    # A sum of integers that large might wrap around; a sum of floats is never far off.
+    # Integers as large as the bound could overflow in a sum; a sum of floats is close enough.
     total = float(lengths.sum(dtype=np.float64))
     return "" if total <= ANSWER_BYTES_MAX else _too_long(total)
 
 
 def _fault_in_few(rows: list[list[int]]) -> str:
-    """Return the same; a dozen numbers are looked at before an array's methods have begun."""
+    """Return the same as `fault_in_ask`, faster for few ranges."""
     total = 0
     for row in rows:
         lowest, highest = min(row), max(row)
@@ -216,7 +217,7 @@ def _too_long(total: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFrame:
-    """The head of an answer, as it was read; its payload follows."""
+    """The contents of an ANSWER; its payload follows."""
 
     cursor: int
     payload_bytes: int
@@ -235,14 +236,14 @@ def pack_answer(
     is_here: bytes,
     sums: Words,
 ) -> bytes:
-    """Return the head of an answer as bytes."""
+    """Return an ANSWER frame, without its payload."""
     assert len(gossip) <= GOSSIP_BYTES_MAX, len(gossip)
     fixed = _ANSWER.pack(cursor, payload_bytes, len(is_here), len(gossip))
     return framed(ANSWER, number, b"".join((fixed, gossip, is_here, sums.tobytes())))
 
 
-def answer_in(body: bytes) -> AnswerFrame:
-    """Return the head of an answer in a frame's body."""
+def parse_answer(body: bytes) -> AnswerFrame:
+    """Return the contents of an ANSWER."""
     if len(body) < _ANSWER.size:
         raise WireError(f"an answer of {len(body)} bytes")
     cursor, payload_bytes, num_ranges, num_gossip = _ANSWER.unpack_from(body)
@@ -252,14 +253,14 @@ def answer_in(body: bytes) -> AnswerFrame:
         raise WireError(f"an answer of {len(body)} bytes for {num_ranges} ranges")
     is_here = body[begin:end]
     if is_here.translate(None, b"\0\1"):
-        raise WireError("an answer with ranges that are neither here nor not")
+        raise WireError("an answer whose marks of ranges are neither 0 nor 1")
     sums = struct.unpack_from(f"<{num_ranges}Q", body, end)
     gossip = body[_ANSWER.size : begin]
     return AnswerFrame(cursor, payload_bytes, gossip, is_here, sums)
 
 
 def fault_in_answer(answer: AnswerFrame, lengths: Sequence[int]) -> str:
-    """Return why an answer does not fit the lengths that were asked for; empty where it does."""
+    """Return why an answer does not match the requested lengths; empty if it does."""
     if len(answer.is_here) != len(lengths):
         return f"an answer of {len(answer.is_here)} ranges where {len(lengths)} were asked for"
     due = sum(lengths)
@@ -271,20 +272,20 @@ def fault_in_answer(answer: AnswerFrame, lengths: Sequence[int]) -> str:
 
 
 def pack_beat(cursors: Mapping[bytes, int]) -> bytes:
-    """Return a beat as bytes: the server is well, and this is how far its shelves have got."""
+    """Return a BEAT frame: the server is alive, and this is how far its shelves are filled."""
     some = list(cursors.items())[:SHELVES_MAX]
     return framed(BEAT, 0, b"".join(_CURSOR.pack(shelf, cursor) for shelf, cursor in some))
 
 
-def beat_in(body: bytes) -> dict[bytes, int]:
-    """Return the cursors in a beat."""
+def parse_beat(body: bytes) -> dict[bytes, int]:
+    """Return the cursors in a BEAT."""
     if len(body) % _CURSOR.size:
         raise WireError(f"a beat of {len(body)} bytes")
     return dict(_CURSOR.iter_unpack(body))
 
 
 def pack_status(number: int, status: Mapping[str, Any]) -> bytes:
-    """Return a status as bytes; one that is too long is replaced by a word about that."""
+    """Return a STATUS frame; a status that is too long is replaced by an error text."""
     body = msgspec.msgpack.encode(dict(status))
     if len(body) > STATUS_BYTES_MAX:
         fault = f"the status has {len(body)} bytes, at most {STATUS_BYTES_MAX} are sent"
@@ -292,8 +293,8 @@ def pack_status(number: int, status: Mapping[str, Any]) -> bytes:
     return framed(STATUS, number, body)
 
 
-def status_in(body: bytes) -> dict[str, Any]:
-    """Return the status in a frame's body: plain numbers, texts, lists and mappings."""
+def parse_status(body: bytes) -> dict[str, Any]:
+    """Return the contents of a STATUS: plain numbers, texts, lists and mappings."""
     try:
         return msgspec.msgpack.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
