@@ -63,10 +63,15 @@ def install_command(extra: str) -> str:
 
 
 class StoreError(PenstockError):
-    """A request to a store failed. `uri` names the object."""
+    """A request to a store failed. `uri` names the object.
+
+    A subclass has no other state: an error that comes from another process is made anew of its
+    message and its uri.
+    """
 
     retryable = False
-    """Whether asking the same again may succeed."""
+    """Whether asking the same again may succeed: the store is busy or out of reach, and said
+    nothing about the object. Remote stores ask again by themselves; the flow asks them for less."""
 
     def __init__(self, message: str, *, uri: str = "") -> None:
         super().__init__(message)

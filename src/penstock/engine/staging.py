@@ -521,7 +521,8 @@ class Stager:
         before = store.num_attempts_here if isinstance(store, RetryingStore) else 0
         data, num_again = read_checked(at.bound, ids, at.offset, lambda: self._timed(at, length))
         if isinstance(store, RetryingStore):
-            num_again += store.num_attempts_here - before - 1 - num_again
+            # Every attempt but the first, those after a wrong checksum included.
+            num_again = store.num_attempts_here - before - 1
         return data, num_again
 
     def _timed(self, at: StorePlace, length: int) -> memoryview:

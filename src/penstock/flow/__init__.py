@@ -6,6 +6,7 @@ everything that drives it is elsewhere: `engine` for real, `simulate` in virtual
 
 * `events` – what can happen, and what is to be done
 * `flow` – which fetch begins when, and from where
+* `residency` – which units a tier keeps where units come and go (importance orders)
 * `stage` – who may use memory next; `pace` – when a step is needed, and how far to plan ahead
 * `planning` – whether to plan another batch, or to fill tiers ahead
 * `routes`, `holders` – which route a sample's bytes take; which nodes have them
@@ -13,7 +14,8 @@ everything that drives it is elsewhere: `engine` for real, `simulate` in virtual
 * `reading` – which gaps to read, which blocks to read whole, how long to wait for others' claims
 * `worker_count` – how many worker processes there should be
 * `live` – a machine as a run observes it
-* `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies
+* `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies;
+  `requests` – what is remembered of each fetch; `budget` – the limits that a flow is made with
 * `layout` – where every sample lies on the nodes of a job; `bound`, `cost` – the fewest bytes that
   must be read, and what a read costs
 * `choice`, `fallback` – which sources a fetch has; when the next of them is asked

@@ -119,7 +119,7 @@ class SampleFormat:
     """Base of formats whose samples are addressed alone."""
 
     def has_columns(self, part: Part) -> bool:
-        """Return True, which says something only of formats that have the method `columns`."""
+        """Return True; asked only of formats that have the method `columns`."""
         return True
 
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:

@@ -1,5 +1,6 @@
 """Policies to compare, one small class each: where each use of a sample finds its bytes.
 
+They are models: what real tiers keep is decided in `flow.layout.placement` and `flow.residency`.
 These six are what a user of `penstock simulate` chooses between. `benchmarks.policies` has ten more
 from the literature; `simulate.run` and `simulate.sweep` take a class as well as a name.
 """
