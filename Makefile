@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: help setup fmt lint test test-ceph bench docs demo clean
 
 help:
-	@echo "make demo       pack, train, kill and resume a small model: the main job in two minutes"
+	@echo "make demo       pack, train, kill and resume a small model: the main job in a minute"
 	@echo "make test       all tests, with a real S3 server"
 	@echo "make lint       ruff, mypy --strict, import contracts"
 	@echo "make fmt        format the code"
