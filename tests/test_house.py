@@ -28,7 +28,6 @@ EXCEPTIONS: dict[str, int] = {
 }
 
 SHARED_NAMES: dict[str, int] = {
-    "Flow": 2,
     "Reads": 2,
 }
 """Names that several classes have, and how many. No more of these: say which one it is."""
