@@ -11,12 +11,13 @@ CALLED_BY_OTHERS = {
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",
+    "step/attached/attach.py:join_hook",
     "step/trainers/accelerate.py:no_sync",
     "step/trainers/lightning.py:block_backward_sync",
     "step/trainers/lightning.py:configure_ddp",
     "loader/torch/observe.py:compute_loss",
 }
-"""Methods that DLIO, the http server of Python and trainers call."""
+"""Methods that DLIO, the http server of Python, torch and trainers call."""
 FOR_USERS = {
     "report/live/otel.py:instrument",
     "report/live/tensorboard.py:LoaderScalars",

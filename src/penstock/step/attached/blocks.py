@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from penstock.step.attached.arenas import ArenaLayout, laid_out
-from penstock.step.attached.flow import Bucket
+from penstock.step.attached.flow import FlowBucket
 from penstock.step.attached.released_params import Absence
 from penstock.step.attached.share import Share
 from penstock.step.comms.comm import Comm, Handle
@@ -30,10 +30,10 @@ class KeptShare(Share):
         """Keep my slices of the arena as they are."""
         self.masters = self.slices(self.arena.data)
 
-    def put(self, bucket: Bucket) -> None:
+    def put(self, bucket: FlowBucket) -> None:
         """Leave the arena alone: it may have no memory, and a gather puts them there."""
 
-    def adopt(self, bucket: Bucket) -> None:
+    def adopt(self, bucket: FlowBucket) -> None:
         """Take nothing over: `whole` does."""
 
 
@@ -52,7 +52,7 @@ class ParameterBlock:
     def __init__(
         self,
         share: Share,
-        buckets: Sequence[Bucket],
+        buckets: Sequence[FlowBucket],
         params: Sequence[torch.Tensor],
         fetch: Callable[[ParameterBlock], None],
     ) -> None:

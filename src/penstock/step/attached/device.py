@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from penstock.errors import OptionError
-from penstock.step.attached.flow import Bucket, BucketFlow, FlowPlan, Lanes
+from penstock.step.attached.flow import BucketFlow, FlowBucket, FlowPlan, Lanes
 from penstock.step.attached.reshard import Rounds
 from penstock.step.attached.share import Share
 from penstock.step.attached.slices import Stepper
@@ -81,7 +81,7 @@ def lanes_on(device: torch.device, groups: Groups, hosts: Groups, axis: str) -> 
 
 def flow_of(
     plan: FlowPlan,
-    shares: Mapping[Bucket, Share],
+    shares: Mapping[FlowBucket, Share],
     *,
     clip: float | None,
     joint: Stepper | None,

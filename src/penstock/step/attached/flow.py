@@ -34,7 +34,7 @@ import torch
 from penstock.step.attached.arenas import Arena, ArenaUnit, Segment
 from penstock.step.comms.comm import Comm, Handle
 
-__all__ = ["Bucket", "BucketFlow", "FlowPlan", "Lanes"]
+__all__ = ["FlowBucket", "BucketFlow", "FlowPlan", "Lanes"]
 
 _LOOK_S = 0.25
 """How often a waiting thread looks for errors of other threads."""
@@ -50,7 +50,7 @@ class Lanes:
     """For a few numbers, which must not queue behind weights."""
 
 
-class Bucket:
+class FlowBucket:
     """A unit and how far it is."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Bucket:
 class FlowPlan:
     """What goes over which lanes, and in which order."""
 
-    buckets: Sequence[Bucket]
+    buckets: Sequence[FlowBucket]
     """In the order of gathers."""
     scatter_order: Sequence[int]
     """Numbers of buckets, in the order in which backward completes them."""
@@ -120,7 +120,7 @@ class BucketFlow:
         self.buckets = list(plan.buckets)
         self._scatters = [self.buckets[number] for number in plan.scatter_order]
         self._lanes, self._wire = plan.lanes, plan.wire
-        self.of_param: list[list[Bucket]] = [[] for _ in range(plan.num_params)]
+        self.of_param: list[list[FlowBucket]] = [[] for _ in range(plan.num_params)]
         for bucket in self.buckets:
             for param in bucket.params:
                 self.of_param[param].append(bucket)
@@ -133,7 +133,7 @@ class BucketFlow:
         lane has room for one more operation, which that thread has to make."""
         self._next_scatter = 0
         self._next_gather = 0
-        self._update: Callable[[Bucket], None] | None = None
+        self._update: Callable[[FlowBucket], None] | None = None
         self._skipped: set[int] = set()
         self.dirty: set[int] = set()
         """Parameters whose gradients have changed after they were sent."""
@@ -170,14 +170,14 @@ class BucketFlow:
                 issued.append(self._scatter(bucket))
         self._follow(issued)
 
-    def _scatter(self, bucket: Bucket) -> Bucket:
+    def _scatter(self, bucket: FlowBucket) -> FlowBucket:
         bucket.is_issued = True
         bucket.scattered = self._lanes.scatter.reduce_scatter(
             bucket.reduced, bucket.grads, op="mean", wire=self._wire
         )
         return bucket
 
-    def _follow(self, issued: Iterable[Bucket]) -> None:
+    def _follow(self, issued: Iterable[FlowBucket]) -> None:
         """Go on with buckets when they are reduced. Not under a lock: it may happen at once."""
         for bucket in issued:
             assert bucket.scattered is not None
@@ -207,7 +207,7 @@ class BucketFlow:
                 self._scatter(bucket)
         self._follow(again)
 
-    def wait_reduced(self, buckets: Sequence[Bucket]) -> None:
+    def wait_reduced(self, buckets: Sequence[FlowBucket]) -> None:
         """Return when the sums of some buckets are there."""
         for bucket in buckets:
             assert bucket.scattered is not None
@@ -227,7 +227,7 @@ class BucketFlow:
         for bucket in self.buckets:
             bucket.reduced.copy_(bucket.my_grads)
 
-    def go(self, update: Callable[[Bucket], None], skipped: set[int]) -> None:
+    def go(self, update: Callable[[FlowBucket], None], skipped: set[int]) -> None:
         """Update each bucket as soon as it is reduced, and gather it when its turn comes.
 
         Those reduced already are updated here. `skipped` parameters stay as they are; a bucket
@@ -243,12 +243,12 @@ class BucketFlow:
         for bucket in self.buckets:
             self._take(bucket)
 
-    def _reduced(self, bucket: Bucket) -> None:
+    def _reduced(self, bucket: FlowBucket) -> None:
         bucket.is_reduced = True
         if self._update is not None and not bucket.settled.is_set():
             self._take(bucket)
 
-    def _take(self, bucket: Bucket) -> None:
+    def _take(self, bucket: FlowBucket) -> None:
         with self._lock:
             if bucket.is_taken or not bucket.is_reduced:
                 return
@@ -258,7 +258,7 @@ class BucketFlow:
         bucket.is_updated = True
         self._go_on_from(bucket)
 
-    def _go_on_from(self, bucket: Bucket) -> None:
+    def _go_on_from(self, bucket: FlowBucket) -> None:
         """Begin what follows an update."""
         self._pump_gathers()
 
@@ -281,13 +281,13 @@ class BucketFlow:
             else:
                 bucket.gathered.then(partial(self._settle, bucket))
 
-    def _settle(self, bucket: Bucket) -> None:
+    def _settle(self, bucket: FlowBucket) -> None:
         with self._lock:
             bucket.settle()
 
     # -- forward -----------------------------------------------------------------------------
 
-    def wait(self, buckets: Iterable[Bucket]) -> None:
+    def wait(self, buckets: Iterable[FlowBucket]) -> None:
         """Return when the weights of some buckets are there, or raise what went wrong."""
         for bucket in buckets:
             # Asked first without its lock: between steps every module comes here.
@@ -302,7 +302,7 @@ class BucketFlow:
                 if handle is not None and handle.is_done():
                     handle.wait()
 
-    def _guarded(self, bucket: Bucket, scattered: Handle) -> None:
+    def _guarded(self, bucket: FlowBucket, scattered: Handle) -> None:
         """Go on with a bucket on the lane's thread; an error is raised by whoever waits for it."""
         try:
             if bucket.scattered is scattered:  # and not sent again since

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from penstock.step.attached.blocks import ParameterBlock
-from penstock.step.attached.flow import Bucket
+from penstock.step.attached.flow import FlowBucket
 from penstock.step.attached.plan import Agreement
 from penstock.step.attached.record import Record
 from penstock.step.attached.released_params import stand_in
@@ -22,7 +22,7 @@ __all__ = ["Saving", "begin_rounds", "blocks_of_modules"]
 
 def begin_rounds(
     flow: Rounds,
-    shares: Mapping[Bucket, Share],
+    shares: Mapping[FlowBucket, Share],
     params: Sequence[torch.Tensor],
     agreement: Agreement,
     record: Record,
@@ -30,7 +30,7 @@ def begin_rounds(
     """Make blocks of shares, and give their memory back."""
     first = {number: place for place, number in enumerate(agreement.by_use)}
     ready = {number: place for place, number in enumerate(agreement.by_readiness)}
-    buckets: dict[Share, list[Bucket]] = {}
+    buckets: dict[Share, list[FlowBucket]] = {}
     for bucket, share in shares.items():
         buckets.setdefault(share, []).append(bucket)
     blocks = [

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from penstock.step.attached.flow import Bucket, BucketFlow
+from penstock.step.attached.flow import BucketFlow, FlowBucket
 from penstock.step.attached.released_params import Absence
 
 __all__ = ["PendingWeights"]
@@ -45,7 +45,7 @@ class PendingWeights:
         buckets = [bucket for bucket in self._flow.buckets if bucket in wanted]
         return partial(self._wait, buckets, sorted(numbers))
 
-    def _wait(self, buckets: Sequence[Bucket], numbers: Sequence[int]) -> None:
+    def _wait(self, buckets: Sequence[FlowBucket], numbers: Sequence[int]) -> None:
         self._flow.wait(buckets)
         if self._are_pending:
             self._absence.end(numbers)

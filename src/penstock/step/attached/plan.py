@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from penstock.errors import OptionError
 from penstock.step.attached.arenas import Arena, ArenaLayout, Take, laid_out
 from penstock.step.attached.elementwise import Rule
-from penstock.step.attached.flow import Bucket, FlowPlan, Lanes
+from penstock.step.attached.flow import FlowBucket, FlowPlan, Lanes
 from penstock.step.attached.record import Record
 from penstock.step.attached.share import Share
 from penstock.step.attached.slices import Stepper
@@ -226,13 +226,13 @@ def grad_places(shares: Sequence[Share]) -> list[torch.Tensor]:
 
 def make_flow_plan(
     shares: Sequence[Share], agreement: Agreement, lanes: Lanes, *, wire: str | None
-) -> tuple[FlowPlan, dict[Bucket, Share]]:
+) -> tuple[FlowPlan, dict[FlowBucket, Share]]:
     """Return the orders of gathers and scatters of all buckets, and the share of each bucket."""
     first = {number: position for position, number in enumerate(agreement.by_use)}
     ready = {number: position for position, number in enumerate(agreement.by_readiness)}
     found = [
         (
-            Bucket(
+            FlowBucket(
                 share.arena,
                 unit,
                 rank=lanes.gather.rank,

@@ -14,7 +14,7 @@ import torch
 
 from penstock.errors import StateError
 from penstock.step.attached.blocks import ParameterBlock
-from penstock.step.attached.flow import Bucket
+from penstock.step.attached.flow import FlowBucket
 from penstock.step.attached.grads import Grads
 from penstock.step.attached.guarded_grads import ReleasedGrad, released_grad
 from penstock.step.attached.reshard import Rounds
@@ -23,7 +23,7 @@ from penstock.step.comms.comm import Comm
 
 __all__ = ["ReleasedGrads"]
 
-Part = tuple[Bucket, int]
+Part = tuple[FlowBucket, int]
 """The part of a parameter, by number, that lies in a bucket."""
 
 

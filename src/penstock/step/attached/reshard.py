@@ -29,7 +29,7 @@ from torch import nn
 
 from penstock.errors import PeerError, StateError
 from penstock.step.attached.blocks import ParameterBlock
-from penstock.step.attached.flow import Bucket, BucketFlow, FlowPlan
+from penstock.step.attached.flow import BucketFlow, FlowBucket, FlowPlan
 from penstock.step.attached.released_params import is_in_backward
 from penstock.step.attached.share import Share
 
@@ -82,12 +82,12 @@ class Rounds(BucketFlow):
         self._running: list[nn.Module] = []
         self._saving: Any = None
         self._num_pins = 0
-        self._cleared: set[Bucket] = set()
+        self._cleared: set[FlowBucket] = set()
         """Sent already in this step, with room for gradients that came later."""
-        self.void: set[tuple[Bucket, int]] = set()
+        self.void: set[tuple[FlowBucket, int]] = set()
         """Parts of parameters, by number, that were sent and then thrown away on all ranks."""
 
-    def block(self, share: Share, buckets: Sequence[Bucket], params: Any) -> ParameterBlock:
+    def block(self, share: Share, buckets: Sequence[FlowBucket], params: Any) -> ParameterBlock:
         """Return a block of a share's buckets and parameters."""
         return ParameterBlock(share, buckets, params, self.fetch)
 
@@ -321,13 +321,13 @@ class Rounds(BucketFlow):
 
     # -- step --------------------------------------------------------------------------------
 
-    def go(self, update: Callable[[Bucket], None], skipped: set[int]) -> None:
+    def go(self, update: Callable[[FlowBucket], None], skipped: set[int]) -> None:
         """Update each bucket as soon as it is reduced; the first blocks are gathered at once."""
         self._want_first = min(1 + AHEAD, len(self.blocks))
         self._cleared.clear()
         super().go(update, skipped)
 
-    def _go_on_from(self, bucket: Bucket) -> None:
+    def _go_on_from(self, bucket: FlowBucket) -> None:
         super()._go_on_from(bucket)
         self._settle(bucket)
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from penstock.step.attached.arenas import Arena, ArenaUnit
 from penstock.step.attached.elementwise import Rule, is_of_elements
-from penstock.step.attached.flow import Bucket
+from penstock.step.attached.flow import FlowBucket
 from penstock.step.attached.slices import Options, SliceRun, StepCohort, Stepper
 
 __all__ = ["Share"]
@@ -91,7 +91,7 @@ class Share:
                     place = slice(low + begin - start, low + end - start)
                     self.masters[place].copy_(self.arena.data[begin:end])
 
-    def adopt(self, bucket: Bucket) -> None:
+    def adopt(self, bucket: FlowBucket) -> None:
         """Take weights over that someone has changed where they are used, rounded ones."""
         if self.masters is None:
             return
@@ -194,7 +194,7 @@ class Share:
 
     # -- the update --------------------------------------------------------------------------
 
-    def ready(self, bucket: Bucket | None) -> tuple[list[SliceRun], torch.Tensor]:
+    def ready(self, bucket: FlowBucket | None) -> tuple[list[SliceRun], torch.Tensor]:
         """Return what is to be updated of a bucket, with weights and gradients; and the latter.
 
         Without a bucket, what this rank has no element of and keeps the numbers of.
@@ -211,7 +211,7 @@ class Share:
             run.take(weights[run.place], grads[run.place])
         return runs, grads
 
-    def put_all(self, bucket: Bucket | None, runs: Sequence[SliceRun]) -> None:
+    def put_all(self, bucket: FlowBucket | None, runs: Sequence[SliceRun]) -> None:
         """Put states that a step has made, and weights, where they belong."""
         unit = _unit(bucket)
         for run in runs:
@@ -228,7 +228,7 @@ class Share:
         if runs and bucket is not None and not self.rule.has_norms:
             self.put(bucket)  # what is not gathered stays as others have it
 
-    def update(self, bucket: Bucket | None, options: Options) -> torch.Tensor:
+    def update(self, bucket: FlowBucket | None, options: Options) -> torch.Tensor:
         """Update this rank's slice of a bucket; without one, the numbers of absent cohorts.
 
         Returns what became of the gradients, which a rule with norms has not gone along yet.
@@ -239,19 +239,19 @@ class Share:
             self.put_all(bucket, runs)
         return grads
 
-    def put(self, bucket: Bucket) -> None:
+    def put(self, bucket: FlowBucket) -> None:
         """Put weights where they are gathered from."""
         if self.masters is not None:
             bucket.mine.copy_(self.masters[bucket.share])
 
-    def weights_of(self, bucket: Bucket) -> torch.Tensor:
+    def weights_of(self, bucket: FlowBucket) -> torch.Tensor:
         """Return the weights of my slice that are updated."""
         return bucket.mine if self.masters is None else self.masters[bucket.share]
 
-    def grads_of(self, bucket: Bucket) -> torch.Tensor:
+    def grads_of(self, bucket: FlowBucket) -> torch.Tensor:
         """Return the sums of my slice in the type of the weights."""
         return bucket.reduced.to(self.dtype)
 
 
-def _unit(bucket: Bucket | None) -> ArenaUnit | None:
+def _unit(bucket: FlowBucket | None) -> ArenaUnit | None:
     return None if bucket is None else bucket.unit

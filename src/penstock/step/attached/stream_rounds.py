@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from penstock.step.attached.blocks import ParameterBlock, WeightSnapshot
-from penstock.step.attached.flow import Bucket, FlowPlan
+from penstock.step.attached.flow import FlowBucket, FlowPlan
 from penstock.step.attached.reshard import AHEAD, Rounds
 from penstock.step.attached.share import Share
 from penstock.step.attached.streams import StreamFlow
@@ -93,7 +93,7 @@ class StreamBlock(ParameterBlock):
     def __init__(
         self,
         share: Share,
-        buckets: Sequence[Bucket],
+        buckets: Sequence[FlowBucket],
         params: Sequence[torch.Tensor],
         fetch: Callable[[ParameterBlock], None],
         *,
@@ -209,13 +209,13 @@ class StreamRounds(Rounds, StreamFlow):
         self._pace = pace
         self._paces: dict[ParameterBlock, tuple[torch.Tensor, Handle]] = {}
         """By block that was sent: the maximum over ranks of gathers begun, when it has come."""
-        self._sent: dict[Bucket, Asked] = {}
+        self._sent: dict[FlowBucket, Asked] = {}
 
-    def block(self, share: Share, buckets: Sequence[Bucket], params: Any) -> ParameterBlock:
+    def block(self, share: Share, buckets: Sequence[FlowBucket], params: Any) -> ParameterBlock:
         """Return a block of a share's buckets and parameters."""
         return StreamBlock(share, buckets, params, self.fetch, flow=self)
 
-    def after_updates(self, buckets: Sequence[Bucket], stream: torch.cuda.Stream) -> None:
+    def after_updates(self, buckets: Sequence[FlowBucket], stream: torch.cuda.Stream) -> None:
         """Make a stream wait for the updates of some buckets."""
         for bucket in buckets:
             if bucket in self._updated:
@@ -223,14 +223,14 @@ class StreamRounds(Rounds, StreamFlow):
 
     # -- backward ----------------------------------------------------------------------------
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send(self, bucket: FlowBucket) -> None:
         self._scatter(bucket)
         block = self.block_of[bucket.params[0]]
         if all(each.is_issued for each in block.buckets):
             most = torch.tensor([self.num_gathers])
             self._paces[block] = most, self._pace.all_reduce(most, op="max")
 
-    def _scatter(self, bucket: Bucket) -> Bucket:
+    def _scatter(self, bucket: FlowBucket) -> FlowBucket:
         super()._send(bucket)
         assert bucket.scattered is not None
         self._sent[bucket] = Asked(bucket.scattered)
@@ -258,13 +258,13 @@ class StreamRounds(Rounds, StreamFlow):
         with super().updating(*read_after):
             yield
 
-    def go(self, update: Callable[[Bucket], None], skipped: set[int]) -> None:
+    def go(self, update: Callable[[FlowBucket], None], skipped: set[int]) -> None:
         """Update each bucket after it is reduced; the first blocks are gathered."""
         for bucket in self.buckets:
             bucket.settled.clear()
         super().go(update, skipped)
 
-    def _go_on_from(self, bucket: Bucket) -> None:
+    def _go_on_from(self, bucket: FlowBucket) -> None:
         self._pump_gathers()
 
     # -- around ------------------------------------------------------------------------------

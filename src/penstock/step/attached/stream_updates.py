@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from penstock.step.attached.flow import Bucket
+from penstock.step.attached.flow import FlowBucket
 from penstock.step.attached.share import Share
 from penstock.step.attached.slices import Stepper
 from penstock.step.attached.streams import StreamFlow
@@ -23,7 +23,7 @@ class StreamUpdates(Updates):
     def __init__(
         self,
         flow: StreamFlow,
-        shares: Mapping[Bucket, Share],
+        shares: Mapping[FlowBucket, Share],
         lane: Comm,
         *,
         clip: float | None,
@@ -50,7 +50,7 @@ class StreamUpdates(Updates):
             torch._foreach_mul_([each for each in sums if each.dtype == dtype], scale.to(dtype))
 
     def _ratios(
-        self, directions: Mapping[Bucket, torch.Tensor], used: Collection[int]
+        self, directions: Mapping[FlowBucket, torch.Tensor], used: Collection[int]
     ) -> Mapping[int, Any]:
         made = self._owners.new_zeros(2, self._num_params, dtype=torch.float64)
         weights = {bucket: share.weights_of(bucket) for bucket, share in self._shares.items()}

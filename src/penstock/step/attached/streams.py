@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.step.attached.flow import Bucket, BucketFlow, FlowPlan
+from penstock.step.attached.flow import BucketFlow, FlowBucket, FlowPlan
 from penstock.step.streams import current_stream
 
 __all__ = ["StreamFlow"]
@@ -37,10 +37,10 @@ class StreamFlow(BucketFlow):
         self._device = self.buckets[0].whole.device
         self._updating = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._num_sent = self._num_gathered = 0
-        self._writers: dict[Bucket, set[torch.cuda.Stream]] = {b: set() for b in self.buckets}
+        self._writers: dict[FlowBucket, set[torch.cuda.Stream]] = {b: set() for b in self.buckets}
         """Streams that have put gradients into a bucket that is not sent yet."""
-        self._updated: dict[Bucket, torch.cuda.Event] = {}
-        self._has_waited: dict[torch.cuda.Stream, set[Bucket]] = {}
+        self._updated: dict[FlowBucket, torch.cuda.Event] = {}
+        self._has_waited: dict[torch.cuda.Stream, set[FlowBucket]] = {}
         """Buckets that each stream has waited for since the last step."""
         self._end: torch.cuda.Event | None = None
 
@@ -70,7 +70,7 @@ class StreamFlow(BucketFlow):
             self._num_sent += 1
             self._send(bucket)
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send(self, bucket: FlowBucket) -> None:
         here = current_stream(self._device)
         for stream in self._writers[bucket]:
             if stream != here:
@@ -117,7 +117,7 @@ class StreamFlow(BucketFlow):
             stream.wait_event(self._end)
         tensor.record_stream(stream)
 
-    def go(self, update: Callable[[Bucket], None], skipped: set[int]) -> None:
+    def go(self, update: Callable[[FlowBucket], None], skipped: set[int]) -> None:
         """Update each bucket after it is reduced, and gather it when its turn comes.
 
         Called with the stream of updates current. `skipped` parameters stay as they are; a bucket
@@ -137,7 +137,7 @@ class StreamFlow(BucketFlow):
         for bucket in self.buckets:
             bucket.settle()
 
-    def _go_on_from(self, bucket: Bucket) -> None:
+    def _go_on_from(self, bucket: FlowBucket) -> None:
         """Gather what has its turn."""
         while (
             self._num_gathered < len(self.buckets) and self.buckets[self._num_gathered].is_updated
@@ -145,7 +145,7 @@ class StreamFlow(BucketFlow):
             self._gather(self.buckets[self._num_gathered])
             self._num_gathered += 1
 
-    def _gather(self, bucket: Bucket) -> None:
+    def _gather(self, bucket: FlowBucket) -> None:
         bucket.gathered = None
         if not self._skipped.issuperset(bucket.params):
             lane = self._lanes.gather
@@ -153,7 +153,7 @@ class StreamFlow(BucketFlow):
 
     # -- forward -----------------------------------------------------------------------------
 
-    def wait(self, buckets: Iterable[Bucket]) -> None:
+    def wait(self, buckets: Iterable[FlowBucket]) -> None:
         """Make the current stream wait for the weights of some buckets."""
         stream = current_stream(self._device)
         waited = self._has_waited.setdefault(stream, set())

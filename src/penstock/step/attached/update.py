@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.step.attached.flow import Bucket, BucketFlow
+from penstock.step.attached.flow import BucketFlow, FlowBucket
 from penstock.step.attached.optimizers import trust_ratio
 from penstock.step.attached.share import Share
 from penstock.step.attached.slices import Options, SliceRun, Stepper
@@ -26,7 +26,7 @@ class Updates:
     def __init__(
         self,
         flow: BucketFlow,
-        shares: Mapping[Bucket, Share],
+        shares: Mapping[FlowBucket, Share],
         control: Comm,
         *,
         clip: float | None,
@@ -57,7 +57,7 @@ class Updates:
                 self._flow.wait_reduced(self._flow.buckets)
             self._flow.go(self._update_of(options, used), skipped)
 
-    def _update_of(self, options: Options, used: set[int]) -> Callable[[Bucket], None]:
+    def _update_of(self, options: Options, used: set[int]) -> Callable[[FlowBucket], None]:
         """Return what updates a bucket; where all sums are needed first, they are there."""
         if self._joint is not None:
             self._step_at_once(self._joint, options)
@@ -65,14 +65,14 @@ class Updates:
         if self._has_norms:
             return self._with_norms(options, used)
 
-        def update(bucket: Bucket) -> None:
+        def update(bucket: FlowBucket) -> None:
             self._shares[bucket].update(bucket, options)
 
         return update
 
     def _step_at_once(self, stepper: Stepper, options: Options) -> None:
         """Make one step of all slices, for an optimizer that counts its steps by itself."""
-        every: list[tuple[Bucket | None, Share]] = [*self._shares.items()]
+        every: list[tuple[FlowBucket | None, Share]] = [*self._shares.items()]
         every += [(None, share) for share in self._all]
         ready = [(bucket, share, share.ready(bucket)[0]) for bucket, share in every]
         by_group: dict[int, list[SliceRun]] = {}
@@ -82,14 +82,14 @@ class Updates:
         for bucket, share, runs in ready:
             share.put_all(bucket, runs)
 
-    def _with_norms(self, options: Options, used: set[int]) -> Callable[[Bucket], None]:
+    def _with_norms(self, options: Options, used: set[int]) -> Callable[[FlowBucket], None]:
         """Find the directions of all slices, and return what goes along them."""
         directions = {
             bucket: share.update(bucket, options) for bucket, share in self._shares.items()
         }
         ratios = self._ratios(directions, used)
 
-        def walk(bucket: Bucket) -> None:
+        def walk(bucket: FlowBucket) -> None:
             share = self._shares[bucket]
             if used.isdisjoint(bucket.params):
                 return
@@ -175,7 +175,7 @@ class Updates:
         return total.pow(1 / order)
 
     def _ratios(
-        self, directions: Mapping[Bucket, torch.Tensor], used: Collection[int]
+        self, directions: Mapping[FlowBucket, torch.Tensor], used: Collection[int]
     ) -> Mapping[int, Any]:
         """Return how long each parameter is beside its proposed step."""
         places = {param: place for place, param in enumerate(sorted(used))}
