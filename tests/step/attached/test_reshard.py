@@ -89,7 +89,7 @@ def measured(rank: int, size: int) -> dict[str, Any]:
     x = torch.randn(3, WIDTH)
     seen: list[list[int]] = []
 
-    def snapshot(*_: Any) -> None:
+    def look(*_: Any) -> None:
         seen.append(sizes_of(model))
 
     def step(is_cast: bool = False) -> int:
