@@ -196,7 +196,7 @@ def test_memory_is_that_of_a_few_blocks_however_far_the_host_is_ahead() -> None:
     watch = Watch()
     here, rooms = [], []
 
-    def snapshot(*_: Any) -> None:
+    def look(*_: Any) -> None:
         flow: Any = attached._flow
         here.append(sum(size > 0 for size in sizes_of(model)))
         rooms.append(sum(block.has_room for block in flow.blocks))
@@ -237,7 +237,7 @@ def test_gradients_keep_their_memory_while_another_rank_is_rounds_ahead() -> Non
     """It may be waiting for this rank, in a round that this one comes to after backward."""
     watch, pace, rooms = Watch(), Pace(), []
 
-    def snapshot(*_: Any) -> None:
+    def look(*_: Any) -> None:
         flow: Any = attached._flow
         rooms.append(sum(block.has_room for block in flow.blocks))
 
