@@ -13,12 +13,13 @@ CALLED_BY_OTHERS = {
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",
+    "step/attached/attach.py:join_hook",
     "step/trainers/accelerate.py:no_sync",
     "step/trainers/lightning.py:block_backward_sync",
     "step/trainers/lightning.py:configure_ddp",
     "loader/torch/observe.py:compute_loss",
 }
-"""Methods that DLIO, trainers, and the http server and the log of Python call."""
+"""Methods that DLIO, torch, trainers, and the http server and the log of Python call."""
 FOR_USERS = {
     "report/live/otel.py:instrument",
     "report/live/tensorboard.py:LoaderScalars",

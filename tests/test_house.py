@@ -27,9 +27,7 @@ EXCEPTIONS: dict[str, int] = {
     "trace/recorder.py:span parameters": 15,
 }
 
-SHARED_NAMES: dict[str, int] = {
-    "Flow": 2,
-}
+SHARED_NAMES: dict[str, int] = {}
 """Names that several classes have, and how many. No more of these: say which one it is."""
 
 

@@ -153,8 +153,8 @@ def halves(place: Place) -> list[str]:
             train(model, optimizer, place.data(STEPS, dtype=torch.float32))
             made = weights(model)
             low, high = made.cpu().clone(), made.cpu().clone()
-            attached._lanes.word.all_reduce(low, op="min").wait()
-            attached._lanes.word.all_reduce(high, op="max").wait()
+            attached._lanes.control.all_reduce(low, op="min").wait()
+            attached._lanes.control.all_reduce(high, op="max").wait()
             state = optimizer.state_dict()["state"][0]
         if not torch.equal(low, high):
             wrong.append(f"{options}: ranks differ")
@@ -309,7 +309,7 @@ def no_host_waits(place: Place) -> list[str]:
         data = [list(place.data(count, dtype=torch.float32)) for count in (4, 2)]
         with attached_to(place, model, optimizer, buckets=2048, **options) as attached:
             train(model, optimizer, iter(data[0]))
-            attached._lanes.word.barrier()
+            attached._lanes.control.barrier()
             with _busy(place) as is_busy:
                 train(model, optimizer, iter(data[1]))
                 attached.synchronize()

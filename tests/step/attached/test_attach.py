@@ -23,7 +23,7 @@ from tests.step.ranks import run_ranks
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from penstock.step.attached.word import HEAD_LENGTH
+from penstock.step.attached.step_exchange import HEAD_LENGTH
 from penstock.step.comms.comm import payload_bytes
 
 STEPS = 100
@@ -174,7 +174,7 @@ def counted(rank: int, size: int, wire: str | None) -> tuple[list[int], list[int
         attached.synchronize()
         sent.append(attached.sent_bytes)
     assert attached._flow is not None
-    lengths = [len(parcel.whole) for parcel in attached._flow.parcels]
+    lengths = [len(bucket.whole) for bucket in attached._flow.buckets]
     return [b - a for a, b in pairwise(sent)], lengths, weights(model)
 
 

@@ -42,7 +42,7 @@ def compiled(what: Any, **options: Any) -> Any:
 
 
 def trained(how: str, *, is_attached: bool = True) -> tuple[torch.Tensor, list[int]]:
-    """Return weights, and for how many parcels each forward has not waited."""
+    """Return weights, and for how many buckets each forward has not waited."""
     torch._dynamo.reset()
     net = Net().double()
     params = list(net.parameters())
@@ -72,13 +72,13 @@ def trained(how: str, *, is_attached: bool = True) -> tuple[torch.Tensor, list[i
         flow = None if attached is None else attached._flow
         if flow is not None:
             wait = type(flow).wait
-            flow.wait = lambda parcels, flow=flow, wait=wait, seen=seen: (  # type: ignore
-                seen.update(parcels),
-                wait(flow, parcels),
+            flow.wait = lambda buckets, flow=flow, wait=wait, seen=seen: (  # type: ignore
+                seen.update(buckets),
+                wait(flow, buckets),
             )
         made = call(x)
         if flow is not None:
-            waited.append(len(flow.parcels) - len(seen))
+            waited.append(len(flow.buckets) - len(seen))
             del flow.wait
         (made - y).square().mean().backward()
         optimizer.step()
@@ -110,7 +110,7 @@ def test_one_graph_of_what_is_attached_is_refused_with_the_way_out(how: str) -> 
         else:
             call = compiled(lambda _: optimizer.step(), fullgraph=True)
         words = (
-            "call optimizer.step" if how == "step" else "compile the model before it is attached"
+            "call optimizer.step" if how == "step" else "compile the model first and attach what"
         )
         with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
             call(torch.zeros(12, 7, dtype=torch.float64))

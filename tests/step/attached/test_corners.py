@@ -109,9 +109,9 @@ def masters_kept(rank: int, size: int) -> None:
         last = {len(attached._params) - 1, len(attached._params) - 2}
         shares = attached._updates._shares.items()  # type: ignore[union-attr]
         return [
-            share.masters[parcel.share][start:stop].clone()  # type: ignore[index]
-            for parcel, share in shares
-            for number, start, stop in parcel.segments
+            share.masters[bucket.share][start:stop].clone()  # type: ignore[index]
+            for bucket, share in shares
+            for number, start, stop in bucket.segments
             if number not in last
         ]
 
@@ -278,7 +278,7 @@ def many_units(rank: int, size: int) -> list[torch.Tensor]:
             optimizer.zero_grad()
             model(inputs(0, number)).square().mean().backward()
             optimizer.step()
-        assert len(attached._flow.parcels) > OPERATIONS_MAX  # type: ignore[union-attr]
+        assert len(attached._flow.buckets) > OPERATIONS_MAX  # type: ignore[union-attr]
         made.append(looked_at(attached, model))
     return made
 

@@ -120,21 +120,6 @@ def test_ranks_may_be_early_or_late_anywhere() -> None:
         assert_same(found, plain("adam", 20))
 
 
-def test_gradients_that_were_changed_are_refused() -> None:
-    model = mlp()
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    attached = attach(model, optimizer)
-    train(model, optimizer, batches(2))
-
-    def clip() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    with pytest.raises(StateError, match=r"changed after backward.* attach with clip="):
-        train(model, optimizer, batches(1), clip)
-    with attached.accumulate():
-        train(model, optimizer, batches(1), clip)
-
-
 def test_parameters_that_came_later_are_refused() -> None:
     model = mlp()
     model[0].requires_grad_(False)

@@ -142,7 +142,7 @@ def not_waited(self: StreamBlock) -> None:
 
 def given_at_once(self: StreamBlock) -> None:
     self.grads.resize_(0)
-    self._room = None
+    self._memory = None
 
 
 def taken_at_once(self: StreamBlock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -25,9 +26,9 @@ from tests.step.attached.fake_streams import Stream, StreamComm, Watch, current_
 from tests.step.ranks import run_ranks
 
 from penstock.step.attached.attach import Attached
-from penstock.step.attached.flow import Lanes
-from penstock.step.attached.norms import StreamUpdates
+from penstock.step.attached.flow import FlowPlan, Lanes
 from penstock.step.attached.stream_rounds import StreamRounds
+from penstock.step.attached.stream_updates import StreamUpdates
 from penstock.step.attached.streams import StreamFlow
 
 
@@ -47,19 +48,15 @@ class States(dict[str, torch.Tensor]):
 def on_streams(watch: Watch, *, side: bool = False) -> Iterator[None]:
     """Attach as on a GPU; with `side`, gradients of every other parameter are on other streams."""
 
-    def flow_of(
-        shares: Any, order: Any, lanes: Lanes, *, num_params: int, joint: Any, **options: Any
-    ):
-        clip = options.pop("clip")
+    def flow_of(plan: FlowPlan, shares: Any, *, clip: Any, joint: Any, pace: Any) -> Any:
+        lanes = plan.lanes
         made = Lanes(
             scatter=StreamComm(lanes.scatter, watch),
             gather=StreamComm(lanes.gather, watch),
-            word=lanes.word,
+            control=lanes.control,
         )
-        kind: Any = StreamFlow
-        if "pace" in options:
-            kind, options["pace"] = StreamRounds, options["pace"]()
-        flow = kind(list(shares), order, made, num_params=num_params, **options)
+        faked_plan = replace(plan, lanes=made)
+        flow: Any = StreamFlow(faked_plan) if pace is None else StreamRounds(faked_plan, pace())
         for number, share in enumerate(dict.fromkeys(shares.values())):
             kept = {"weights": share.arena.data, "grads": share.arena.grads, "sums": share.reduced}
             kept |= {} if share.masters is None else {"masters": share.masters}
@@ -67,7 +64,7 @@ def on_streams(watch: Watch, *, side: bool = False) -> Iterator[None]:
             for name, tensor in kept.items():
                 watch.add(f"{name} {number}", tensor)
         updates = StreamUpdates(
-            flow, shares, made.scatter, clip=clip, num_params=num_params, joint=joint
+            flow, shares, made.scatter, clip=clip, num_params=plan.num_params, joint=joint
         )
         return flow, updates
 
@@ -88,7 +85,6 @@ def on_streams(watch: Watch, *, side: bool = False) -> Iterator[None]:
     with (
         faked(),
         mock.patch("penstock.step.attached.attach.flow_of", flow_of),
-        mock.patch("penstock.step.attached.attach.rounds_of", flow_of),
         watch.on_memory(),
         mock.patch.object(Attached, "_after_grad", after_grad),
         mock.patch.object(Attached, "_step", stepped),
@@ -136,7 +132,35 @@ def all_trained(rank: int, size: int) -> list[tuple[torch.Tensor, list[str]]]:
     made = [trained(rank, size, "nesterov", side=True), trained(rank, size, "lamb", side=False)]
     made.append(trained(rank, size, "adamw", side=True, clip=0.3))
     made.append(accumulated(rank, size))
+    made.append(read(rank, size))
     return [*made, trained(rank, size, "adam", True, dtype=torch.bfloat16)]
+
+
+def read(rank: int, size: int) -> tuple[torch.Tensor, list[str]]:
+    """Read and clip gradients between backward and step, and come back to some of them."""
+    watch = Watch()
+    with on_streams(watch):
+        model = mlp()
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        attach(model, optimizer, buckets=512)
+        read_and_clipped(model, optimizer, batches(4, rank, size))
+        made = weights(model)
+    return made, watch.races
+
+
+def read_and_clipped(model: torch.nn.Module, optimizer: Any, data: Any) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        for _ in range(2):
+            (model(x) - y).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+
+
+def expected_of_reads() -> torch.Tensor:
+    model = mlp()
+    read_and_clipped(model, OPTIMIZERS["adam"](model.parameters()), batches(4))
+    return weights(model)
 
 
 def accumulated(rank: int, size: int) -> tuple[torch.Tensor, list[str]]:
@@ -163,6 +187,7 @@ def accumulated(rank: int, size: int) -> tuple[torch.Tensor, list[str]]:
 
 def test_all_is_in_order_and_has_the_values_of_one_process() -> None:
     wanted = [expected("nesterov"), expected("lamb"), expected("adamw", 0.3), plain("adam", 4)]
+    wanted.append(expected_of_reads())
     for found in run_ranks(all_trained, 2):
         for (made, races), value in zip(found, wanted, strict=False):
             assert races == []
@@ -206,10 +231,10 @@ def _unordered(self: StreamFlow) -> Iterator[None]:
         yield
 
 
-def _sent_at_once(self: StreamFlow, parcel: Any) -> None:
-    self._updated.pop(parcel, None)
-    parcel.is_issued = True
+def _sent_at_once(self: StreamFlow, bucket: Any) -> None:
+    self._updated.pop(bucket, None)
+    bucket.is_issued = True
     with on(Stream()):
-        parcel.scattered = self._lanes.scatter.reduce_scatter(
-            parcel.reduced, parcel.grads, op="mean", wire=None
+        bucket.scattered = self._lanes.scatter.reduce_scatter(
+            bucket.reduced, bucket.grads, op="mean", wire=None
         )

@@ -25,9 +25,18 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.errors import StateError
+from penstock.step.attached.fit import moved
 
-__all__ = ["ALIGN_ELEMENTS", "Arena", "ArenaLayout", "Segment", "Take", "ArenaUnit", "laid_out"]
+__all__ = [
+    "ALIGN_ELEMENTS",
+    "Arena",
+    "ArenaLayout",
+    "Segment",
+    "Take",
+    "ArenaUnit",
+    "dense_strides",
+    "laid_out",
+]
 
 ALIGN_ELEMENTS = 16
 """Slices begin at multiples of this: 64 bytes of float32."""
@@ -38,7 +47,7 @@ _SLACK = 1.25
 
 
 class Segment(NamedTuple):
-    """What one rank has of a parameter in one unit."""
+    """The part of a parameter in one rank's slice of a unit."""
 
     param: int
     start: int
@@ -52,7 +61,7 @@ class ArenaUnit:
     start: int
     stop: int
     params: tuple[int, ...]
-    """Those that lie in it, whole or in part."""
+    """Parameters that lie in it, whole or in part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,7 @@ class ArenaLayout:
 
     @property
     def length(self) -> int:
-        """Of the arena, padding included."""
+        """Length of the arena, padding included."""
         return self.units[-1].stop if self.units else 0
 
     def slice_of(self, unit: ArenaUnit, rank: int) -> tuple[int, int]:
@@ -150,11 +159,11 @@ class Arena:
         """Copy parameters side by side, into memory that `take` gives; it is zero.
 
         Parameters share its storage if it is to be `is_one`, and have storages of their own over
-        the same memory otherwise: who saves one sees that there is nothing else to it.
+        the same memory otherwise: torch.save would write the whole of a shared storage.
         """
         self.layout, self.is_one = layout, is_one
         self.shapes = [param.shape for param in params]
-        self.strides = [_strides(param) for param in params]
+        self.strides = [dense_strides(param) for param in params]
         self.data = take(layout.length, dtype=params[0].dtype)
         self.grads = take(layout.length, dtype=params[0].dtype)
         for index, param in enumerate(params):
@@ -178,24 +187,16 @@ class Arena:
         return view if self.is_one else _apart(view)
 
     def bring_home(self, params: Sequence[torch.Tensor]) -> None:
-        """Have parameters here whose data was set to other memory; values are taken over."""
+        """Move parameters back that were set to other memory, with their values."""
         size_bytes, start = self.data.itemsize, self.data.data_ptr()
         for index, param in enumerate(params):
             place = start + size_bytes * self.layout.starts[index]
             is_home = param.data_ptr() == place and param.stride() == self.strides[index]
             if (is_home and param.shape == self.shapes[index]) or not param.numel():
                 continue
-            if param.shape != self.shapes[index] or param.dtype != self.data.dtype:
-                raise StateError(
-                    f"a parameter of shape {tuple(self.shapes[index])} and {self.data.dtype} is "
-                    f"now of shape {tuple(param.shape)} and {param.dtype}; change types and shapes "
-                    "before attach"
-                )
-            if param.device != self.data.device:
-                raise StateError(
-                    f"a parameter of shape {tuple(param.shape)} is on {param.device} now and was "
-                    f"attached on {self.data.device}; move a model before attach"
-                )
+            was = self.grad_views[index]
+            if (param.shape, param.dtype, param.device) != (was.shape, was.dtype, was.device):
+                raise moved(was, param)
             with torch.no_grad():
                 self.view(self.data, index).copy_(param.clone())
             param.data = self.home(index)
@@ -223,6 +224,6 @@ def _apart(view: torch.Tensor) -> torch.Tensor:
     return view.new_empty(0).set_(storage, 0, view.shape, view.stride())
 
 
-def _strides(param: torch.Tensor) -> tuple[int, ...]:
+def dense_strides(param: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a tensor that fills its memory, and those of its copy otherwise."""
     return tuple(torch.empty_like(param, memory_format=torch.preserve_format).stride())

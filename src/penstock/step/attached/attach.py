@@ -11,14 +11,16 @@
 Optimizer state is kept in slices, 1/W a rank. Gathers go in the order in which the next forward
 needs the weights. Gradients are means over ranks. What is different from the plain loop:
 
-* After `backward`, `param.grad` is this rank's own gradient, on its way; after `step` it is None,
-  so `zero_grad(set_to_none=False)` leaves no zeros for the next one.
-* Weights are complete where a module runs, is copied or saved, and for who asks the model for its
-  `parameters()`; for who has kept them in a list, after `attached.synchronize()`.
+* After `backward`, a read of `param.grad` puts the mean over ranks there, as DDP has it: all ranks
+  read then, and one more gather is made. After `step` it is None, so
+  `zero_grad(set_to_none=False)` leaves no zeros for the next one.
+* After `step`, a read of a parameter waits for its weights, wherever the parameter was kept.
 * `optimizer.state_dict()` is whole and like torch's; any rank may call it, alone or with others.
-* Clipping needs the norm of all gradients before the first update: `attach(clip=…)`. No update
-  starts before the last gradient has been reduced, so less of the gathers is hidden.
-* With `reshard`, weights are whole only while a module runs; elsewhere in `attached.whole()`.
+* Clipping needs the norm of all gradients before the first update, so none starts before the last
+  gradient has been reduced, and less of the gathers is hidden. `attach(clip=…)` costs least, then
+  `attached.clip_grad_norm_`; torch's own functions are right as well, and read all gradients.
+* With `reshard`, weights are whole only while a module runs; elsewhere in `attached.whole()`. Reads
+  of `param.grad` are refused.
 
 A model may be left by an error at any place: gradients sent too early are sent again by `step`.
 
@@ -29,14 +31,12 @@ hosts, over gloo, once a step.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import nn
@@ -53,36 +53,48 @@ from penstock.step.attached.device import (
     hosts_of,
     keep_memory,
     lanes_on,
-    rounds_of,
 )
 from penstock.step.attached.elementwise import rule_of
-from penstock.step.attached.flow import Flow
+from penstock.step.attached.flow import BucketFlow
 from penstock.step.attached.grads import Grads
+from penstock.step.attached.guarded_grads import guard_grad, plain_grad, unread_grad
 from penstock.step.attached.hooks import Hooks
+from penstock.step.attached.module_weights import begin_rounds, blocks_of_modules
+from penstock.step.attached.pending_weights import PendingWeights
 from penstock.step.attached.plan import (
     Agreement,
     agree,
     buffers_of,
     check_same,
+    described_of,
+    grad_places,
+    make_flow_plan,
     make_layouts,
-    make_parcels,
     make_shares,
-    parcels_of_modules,
+    params_of_modules,
     share_buffers,
     share_weights,
 )
+from penstock.step.attached.process_end import at_exit, is_failing
 from penstock.step.attached.record import Record
-from penstock.step.attached.reshard import Rounds
-from penstock.step.attached.room import Room
-from penstock.step.attached.scaling import taken_scale
-from penstock.step.attached.sent import SentGrads
+from penstock.step.attached.released_grads import ReleasedGrads
+from penstock.step.attached.reshard import Rounds, ordinary
+from penstock.step.attached.scaling import refuse_narrow, taken_scale
 from penstock.step.attached.sharded import Sharding
 from penstock.step.attached.share import Share
+from penstock.step.attached.shared_arenas import ArenaMemory
 from penstock.step.attached.slices import Stepper, options_of
+from penstock.step.attached.step_exchange import (
+    CLIP_NORM,
+    CLIP_VALUE,
+    CLOSE,
+    READ,
+    STEP,
+    UNSCALE,
+    StepMessage,
+)
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
-from penstock.step.attached.whole import begin_rounds, blocks_of_modules
-from penstock.step.attached.word import CLIP_NORM, CLIP_VALUE, STEP, UNSCALE, StepWord
 from penstock.step.comms.checks import WIRES
 from penstock.step.comms.recording import record_step
 from penstock.step.groups import Groups
@@ -187,22 +199,26 @@ class Attached:
             self._rule,
             self._params,
             settle=self._settle,
+            meet=self._come_together,
             sharding=Sharding(self._groups.mesh, self._axis, self._device),
             is_wide=wire is not None or dtype is not None,
         )
         self._grads: Grads | None = None
         self._shares: list[Share] = []
-        self._flow: Flow | None = None
+        self._flow: BucketFlow | None = None
         self._updates: Updates | None = None
-        self._room: Room | None = None
+        self._weights: PendingWeights | None = None
+        self._memory: ArenaMemory | None = None
 
     def _open(self) -> None:
         self._groups.__enter__()
         self._lanes = lanes_on(self._device, self._groups, self._hosts, self._axis)
-        check_same(self._described(), self._lanes.word)
+        options = f"{self._clip=} {self._wire=} {self._dtype=} {self._unit_bytes=} {self._reshard=}"
+        described = described_of(self._optimizer, self._params, self._model, options)
+        check_same(described, self._lanes.control)
         every = list(dict.fromkeys([*self._model.parameters(), *self._params]))
-        self._rate = share_weights(every, self._lanes.gather, self._lanes.word)
-        share_buffers(buffers_of(self._model), self._lanes.word)
+        self._rate = share_weights(every, self._lanes.gather, self._lanes.control)
+        share_buffers(buffers_of(self._model), self._lanes.control)
         if self._dtype is not None:
             for param in every:
                 if param.dtype == torch.float32:
@@ -214,16 +230,17 @@ class Attached:
         self._hooks.on_grads(self._params, self._before_grad, self._after_grad)
         self._hooks.on_state_dicts(self._model, self._checkpoint)
         self._checkpoint.stand_in()
-        self._hooks.on_reads(self._model, self._before_read)
-        methods = {"step": self._step, "state_dict": self.state_dict}
-        self._hooks.on_optimizer(
-            self._optimizer,
-            methods | {"load_state_dict": self.load_state_dict},
-            self._unscale,
-        )
+        self._hooks.on_reads(self._model, self._before_read, self._unread)
+        methods: dict[str, Callable[..., Any]] = {
+            "step": self._step,
+            "zero_grad": self._zero_grad,
+            "state_dict": self.state_dict,
+            "load_state_dict": self.load_state_dict,
+        }
+        self._hooks.on_optimizer(self._optimizer, methods, self._unscale)
         self._is_open = True
         _OPEN.add(self)
-        atexit.register(_finish, weakref.ref(self))
+        at_exit(self._finish)
 
     def __enter__(self) -> Self:
         return self
@@ -261,11 +278,30 @@ class Attached:
         if isinstance(self._flow, Rounds):
             self._flow.end_rounds()
 
+    def _finish(self) -> None:
+        """Return when no other rank needs this one, or some time later: the process ends."""
+        if not self._is_open:
+            return
+        self._settle()
+        if self._device.type == "cuda":
+            # Peers may read its memory until its streams have met theirs.
+            torch.cuda.synchronize(self._device)
+        if not is_failing():  # who ends by an error waits for nobody
+            self._checkpoint.leave()
+
     def _settle(self) -> None:
         if isinstance(self._flow, Rounds):
             self._flow.drain()
-        elif self._flow is not None:
-            self._flow.wait(self._flow.parcels)
+        elif self._weights is not None:
+            self._weights.wait()
+
+    def _come_together(self, call: str) -> None:
+        """Meet all ranks, which make the same call; those that do not are told, and so is this."""
+        self._settle()
+        if isinstance(self._flow, Rounds):
+            self._flow.meet("state")
+        elif self._grads is not None:
+            self._grads.agree(self._lanes.control, StepMessage(call=call, options=()))
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -296,7 +332,7 @@ class Attached:
     def sent_bytes(self) -> int:
         """What this rank has sent so far."""
         lanes = self._lanes
-        return lanes.scatter.sent_bytes + lanes.gather.sent_bytes + lanes.word.sent_bytes
+        return lanes.scatter.sent_bytes + lanes.gather.sent_bytes + lanes.control.sent_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state as torch would; other ranks need not call it.
@@ -309,26 +345,32 @@ class Attached:
         """Load a state of torch's optimizer, or of an attached one with any number of ranks."""
         self._checkpoint.load_state_dict(state_dict)
 
+    def join_hook(self, **_: Any) -> NoReturn:
+        """Refuse torch's Join, which has ranks without batches follow the others."""
+        raise fit.no_join()
+
     def close(self) -> None:
         """Take everything off again; the optimizer has its whole state. All ranks call it."""
         if not self._is_open:
             return
+        self._come_together(CLOSE)
         self._is_open = False
         _OPEN.discard(self)
-        self._checkpoint.meet()
         saved = self.state_dict()
-        self._lanes.word.barrier()  # until all have theirs
+        self._lanes.control.barrier()  # until all have theirs
         self._checkpoint.close()
         self._record.end()
         self._hooks.remove()
+        for param in self._params:
+            plain_grad(param)
         if isinstance(self._flow, Rounds):
             self._flow.stay_whole()
             for share in self._shares:
                 share.arena.move_apart([self._params[number] for number in share.params])
             keep_memory(self._lanes, True)
         self._optimizer.load_state_dict(saved)
-        if self._room is not None:
-            self._room.close()
+        if self._memory is not None:
+            self._memory.close()
         if self._hosts is not self._groups:
             self._hosts.close()
         if self._owns_groups:
@@ -343,6 +385,8 @@ class Attached:
     def _after_grad(self, number: int, param: torch.Tensor) -> None:
         if self._grads is None:
             self._record.graded(number, param, is_accumulating=self._is_accumulating)
+            if not self._is_accumulating:
+                guard_grad(param, partial(self._before_grad_read, number))
         else:
             self._grads.after(number, is_accumulating=self._is_accumulating)
 
@@ -364,38 +408,33 @@ class Attached:
     def _advance(self) -> None:
         options, names = options_of(self._optimizer), self._optimizer.defaults
         said = [{name: group.get(name) for name in names} for group in options.groups]
-        used = self._meet(STEP, said)
-        assert self._updates is not None
-        assert self._grads is not None
+        used, grads, updates = self._meet(STEP, said)
         scale, is_void = taken_scale(self._optimizer)
         if is_void:
-            self._updates.skip()
+            updates.skip()
         else:
             if scale is not None:
-                self._updates.scale(scale.double().reciprocal().float())
+                updates.scale(scale.double().reciprocal().float())
             for number in used:
                 torch.autograd.graph.increment_version(self._params[number])
-            self._updates.run(options, used)
-        self._grads.clear()
+            updates.run(options, used)
+        grads.clear()
+        if self._weights is not None and not is_void:
+            self._weights.begin(used)
         self._checkpoint.count_change()
 
     @torch.no_grad()
     def _unscale(self, factor: torch.Tensor) -> torch.Tensor:
         """Multiply sums of gradients for a scaler; return whether any rank has infinite ones."""
-        if any(param.dtype == torch.float16 for param in self._params):
-            raise OptionError(
-                "a GradScaler with weights of float16: their gradients are summed in float16, and "
-                "what the scaler saves would be lost when it is scaled back; keep weights in "
-                "float32 and compute under autocast, or use dtype=torch.bfloat16 without a scaler"
-            )
-        self._meet(UNSCALE, [{"factor": float(factor)}])
-        assert self._updates is not None
-        assert self._grads is not None
-        self._updates.scale(factor)
-        self._grads.clipped()
-        return self._updates.found_inf()
+        refuse_narrow(self._params)
+        _, grads, updates = self._meet(UNSCALE, [{"factor": float(factor)}])
+        updates.scale(factor)
+        grads.clipped()
+        return updates.found_inf()
 
-    def _meet(self, call: str, options: Sequence[dict[str, Any]]) -> set[int]:
+    def _meet(
+        self, call: str, options: Sequence[dict[str, Any]]
+    ) -> tuple[set[int], Grads, Updates]:
         """Send what is left of all gradients; return the parameters that any rank has one for.
 
         All ranks come to it, by the same call with the same options.
@@ -404,18 +443,36 @@ class Attached:
         self._checkpoint.go_on()
         if self._flow is None:
             self._plan()
-        assert self._flow is not None
-        assert self._grads is not None
+        flow, grads, updates = self._flow, self._grads, self._updates
+        assert flow is not None
+        assert grads is not None
+        assert updates is not None
         self._checkpoint.end()
-        if isinstance(self._flow, Rounds) and self._flow.is_whole:
+        if isinstance(flow, Rounds) and flow.is_whole:
             raise StateError(f"{call} within attached.whole(): leave it first, on all ranks")
         self._settle()
-        if not isinstance(self._flow, Rounds):
+        if not isinstance(flow, Rounds):
             for share in self._shares:
                 share.arena.bring_home([self._params[number] for number in share.params])
-        self._grads.bring_the_rest()
-        self._flow.send_all()
-        return self._grads.agree(self._lanes.word, StepWord(call=call, options=options))
+        grads.bring_the_rest()
+        flow.send_all()
+        if grads.take_means():
+            updates.take_means()
+        used = grads.agree(self._lanes.control, StepMessage(call=call, options=options))
+        return used, grads, updates
+
+    def _before_grad_read(self, number: int) -> None:
+        """Have all ranks put the means of gradients where this rank is about to read one."""
+        if self._is_accumulating or not self._is_open or self._params[number].grad is None:
+            return
+        if self._reshard:
+            raise unread_grad()
+        if self._grads is None or not self._grads.are_means:
+            before = [param.grad for param in self._params]
+            with ordinary():
+                used, grads, updates = self._meet(READ, [])
+                updates.show_means()
+                grads.means_came(used, before)
 
     # -- clipping ----------------------------------------------------------------------------
 
@@ -430,16 +487,11 @@ class Attached:
         same in each step is better given to `attach(clip=...)`, which needs no exchange more.
         """
         max_norm, norm_type = float(max_norm), float(norm_type)
-        if not (max_norm > 0 and norm_type > 0):
-            raise OptionError(
-                f"clip_grad_norm_({max_norm}, {norm_type}): both must be above 0; to clip nothing "
-                "and only know the norm, max_norm is float('inf')"
-            )
-        self._meet(CLIP_NORM, [{"max_norm": max_norm, "norm_type": norm_type}])
-        assert self._updates is not None
-        assert self._grads is not None
-        self._updates.clip_norm(max_norm, norm_type)
-        self._grads.clipped()
+        fit.check_norms(max_norm, norm_type)
+        options = {"max_norm": max_norm, "norm_type": norm_type}
+        _, grads, updates = self._meet(CLIP_NORM, [options])
+        updates.clip_norm(max_norm, norm_type)
+        grads.clipped()
         norm = self.grad_norm
         assert norm is not None
         if error_if_nonfinite and not bool(norm.isfinite()):
@@ -455,11 +507,9 @@ class Attached:
         clip_value = float(clip_value)
         if not clip_value >= 0:
             raise OptionError(f"clip_grad_value_({clip_value}): a size is at least 0")
-        self._meet(CLIP_VALUE, [{"clip_value": clip_value}])
-        assert self._updates is not None
-        assert self._grads is not None
-        self._updates.clip_value(clip_value)
-        self._grads.clipped()
+        _, grads, updates = self._meet(CLIP_VALUE, [{"clip_value": clip_value}])
+        updates.clip_value(clip_value)
+        grads.clipped()
 
     # -- the first step ----------------------------------------------------------------------
 
@@ -473,10 +523,10 @@ class Attached:
             sizes,
             self._unit_bytes,
             self._rate,
-            self._lanes.word,
+            self._lanes.control,
             is_gpu=self._device.type == "cuda",
         )
-        layouts = make_layouts(self._optimizer, self._numbers, agreement, self._lanes.word.size)
+        layouts = make_layouts(self._optimizer, self._numbers, agreement, self._lanes.control.size)
         if self._reshard:
             layouts = cut_in_blocks(layouts, self._model, unit_bytes=agreement.unit_bytes)
         arenas = [2 * layout.length * params[0].itemsize for _, params, layout in layouts]
@@ -484,17 +534,17 @@ class Attached:
         may_share = self._owns_groups or self._device.type == "cuda"
         may_share &= not self._reshard
         timeout_s = self._groups.timeout_s
-        self._room = Room(
+        self._memory = ArenaMemory(
             self._lanes, arenas, may_share=may_share, device=self._device, timeout_s=timeout_s
         )
-        self._lanes = self._room.lanes
+        self._lanes = self._memory.lanes
         shares, joint = make_shares(
             self._optimizer,
             self._rule,
             self._numbers,
             layouts,
-            rank=self._lanes.word.rank,
-            take=self._room.take,
+            rank=self._lanes.control.rank,
+            take=self._memory.take,
             kind=KeptShare if self._reshard else Share,
         )
         for share in shares:
@@ -509,74 +559,39 @@ class Attached:
 
     def _begin(self, agreement: Agreement, joint: Stepper | None) -> None:
         """Let gradients and weights flow."""
-        views = {
-            number: share.arena.grad_views[index]
-            for share in self._shares
-            for index, number in enumerate(share.params)
-        }
-        places = [views[number] for number in range(len(self._params))]
-        found, order = make_parcels(self._shares, agreement, self._lanes)
-        options: Any = {"num_params": len(self._params), "wire": self._wire, "joint": joint}
-        if self._reshard:
-            options["pace"] = partial(self._hosts.comm, self._axis, "pace")
-            flow, self._updates = rounds_of(
-                dict(found), order, self._lanes, clip=self._clip, **options
-            )
-            self._flow = flow
+        places = grad_places(self._shares)
+        plan, shares = make_flow_plan(self._shares, agreement, self._lanes, wire=self._wire)
+        pace = partial(self._hosts.comm, self._axis, "pace") if self._reshard else None
+        flow, self._updates = flow_of(plan, shares, clip=self._clip, joint=joint, pace=pace)
+        self._flow = flow
+        if isinstance(flow, Rounds):
             flow.also_begin = self._checkpoint.go_on
-            begin_rounds(flow, found, self._params, agreement, self._record)
+            begin_rounds(flow, shares, self._params, agreement, self._record)
             blocks = blocks_of_modules(flow, self._model, self._numbers, self._record)
             self._hooks.on_modules(blocks, flow.enter, flow.leave)
-            self._grads = SentGrads(self._params, places, flow)
+            self._grads = ReleasedGrads(self._params, places, flow, self._before_grad_read)
         else:
-            self._flow, self._updates = flow_of(
-                dict(found), order, self._lanes, clip=self._clip, **options
-            )
-            needs = parcels_of_modules(self._flow, self._model, self._numbers, self._record)
-            self._hooks.on_forward(self._model, self._flow, needs)
-            self._grads = Grads(self._params, places, self._flow)
+            needs = params_of_modules(self._model, self._numbers, self._record)
+            self._weights = PendingWeights(self._params, flow)
+            self._hooks.on_forward(self._model, self._weights, needs)
+            self._grads = Grads(self._params, places, flow, self._before_grad_read)
         timeout_s = self._groups.timeout_s
-        self._checkpoint.follow(self._flow, self._lanes.word, timeout_s=timeout_s)
+        self._checkpoint.follow(flow, self._lanes.control, timeout_s=timeout_s)
 
     # -- around ------------------------------------------------------------------------------
+
+    def _unread(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._weights is None else self._weights.unread()
+
+    def _zero_grad(self, set_to_none: bool = True) -> None:
+        with self._unread():
+            type(self._optimizer).zero_grad(self._optimizer, set_to_none)
 
     def _before_read(self) -> None:
         if not isinstance(self._flow, Rounds):  # there they are read in `whole` alone
             self._settle()
 
-    def _described(self) -> list[str]:
-        """Return what must be the same on all ranks, one line a thing."""
-        groups = self._optimizer.param_groups
-        number_of = {param: i for i, group in enumerate(groups) for param in group["params"]}
-        lines = [
-            f"parameter {number}: {tuple(param.shape)} {param.dtype} in group {number_of[param]}"
-            for number, param in enumerate(self._params)
-        ]
-        lines += [
-            f"buffer {name!r}: {tuple(buffer.shape)} {buffer.dtype}"
-            for name, buffer in buffers_of(self._model).items()
-        ]
-        options = f"{self._clip=} {self._wire=} {self._dtype=} {self._unit_bytes=} {self._reshard=}"
-        return [f"{type(self._optimizer).__name__} {options}", *lines]
-
-
-# -- options -----------------------------------------------------------------------------------
-
 
 def _taken() -> set[torch.Tensor]:
     """Return the parameters that are attached now."""
     return {param for attached in _OPEN for param in attached._params}
-
-
-def _finish(attached: weakref.ref[Attached]) -> None:
-    """Do not leave while other ranks need what is on its way."""
-    here = attached()
-    if here is not None and here._is_open:
-        with contextlib.suppress(Exception):
-            here._settle()
-            if (
-                here._device.type == "cuda"
-            ):  # peers may read its memory until its streams have met theirs
-                torch.cuda.synchronize(here._device)
-            if not hasattr(sys, "last_value"):  # who ends by an error is waited for by nobody
-                here._checkpoint.leave()

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from penstock.step.attached.arenas import ArenaLayout, laid_out
-from penstock.step.attached.away import come_back, go_away
-from penstock.step.attached.flow import Parcel
+from penstock.step.attached.flow import FlowBucket
+from penstock.step.attached.released_params import Absence
 from penstock.step.attached.share import Share
 from penstock.step.comms.comm import Comm, Handle
 
-__all__ = ["ParameterBlock", "KeptShare", "Seen", "cut_in_blocks"]
+__all__ = ["ParameterBlock", "KeptShare", "WeightSnapshot", "cut_in_blocks"]
 
 
 class KeptShare(Share):
@@ -30,20 +30,20 @@ class KeptShare(Share):
         """Keep my slices of the arena as they are."""
         self.masters = self.slices(self.arena.data)
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, bucket: FlowBucket) -> None:
         """Leave the arena alone: it may have no memory, and a gather puts them there."""
 
-    def adopt(self, parcel: Parcel) -> None:
+    def adopt(self, bucket: FlowBucket) -> None:
         """Take nothing over: `whole` does."""
 
 
-class Seen(NamedTuple):
-    """What weights were at some time."""
+class WeightSnapshot(NamedTuple):
+    """Weights at some time, to compare with later."""
 
     versions: list[int]
-    """How often each parameter had been changed."""
+    """Version of each parameter: torch counts its changes in place."""
     slices: list[torch.Tensor]
-    """Copies of this rank's, by parcel."""
+    """Copies of this rank's, by bucket."""
 
 
 class ParameterBlock:
@@ -52,15 +52,15 @@ class ParameterBlock:
     def __init__(
         self,
         share: Share,
-        parcels: Sequence[Parcel],
+        buckets: Sequence[FlowBucket],
         params: Sequence[torch.Tensor],
         fetch: Callable[[ParameterBlock], None],
     ) -> None:
         self.share = share
-        self.parcels = list(parcels)
+        self.buckets = list(buckets)
         self.numbers = frozenset(share.params)
         self.number = self.place_back = 0
-        """Which one it is in forward, and in backward."""
+        """Its position in forward, and in backward."""
         self.is_kept = False
         """Whether it stays from forward to backward, which uses it among the first."""
         self.calls = self.calls_left = 0
@@ -73,7 +73,7 @@ class ParameterBlock:
         self.was_needed_back = False
         """Whether any backward of this rank has read its weights."""
         self._params = list(params)
-        self._fetch = lambda: fetch(self)
+        self._absence = Absence(params, lambda: fetch(self))
         arena = share.arena
         self.data, self.grads = arena.data.untyped_storage(), arena.grads.untyped_storage()
         self._data_bytes, self._grads_bytes = self.data.nbytes(), self.grads.nbytes()
@@ -87,16 +87,16 @@ class ParameterBlock:
         assert masters is not None
         self.is_unwanted = False
         if self.is_here:
-            for parcel in self.parcels:  # someone may use them, or change them
-                mine = masters[parcel.share].to(parcel.mine.dtype, copy=True)
-                whole = torch.empty_like(parcel.whole)
+            for bucket in self.buckets:  # someone may use them, or change them
+                mine = masters[bucket.share].to(bucket.mine.dtype, copy=True)
+                whole = torch.empty_like(bucket.whole)
                 self._gathered_aside(comm.all_gather(whole, mine, wire=wire), whole, mine)
             return
         self._take_memory()
         with torch.no_grad():
-            for parcel in self.parcels:
-                parcel.mine.copy_(masters[parcel.share])
-                parcel.gathered = comm.all_gather(parcel.whole, parcel.mine, wire=wire)
+            for bucket in self.buckets:
+                bucket.mine.copy_(masters[bucket.share])
+                bucket.gathered = comm.all_gather(bucket.whole, bucket.mine, wire=wire)
         self.is_here = True
 
     def _take_memory(self) -> None:
@@ -107,66 +107,64 @@ class ParameterBlock:
         self.data.resize_(0)
 
     def _gathered_aside(self, handle: Handle, *tensors: torch.Tensor) -> None:
-        """Take note of a gather for others; who carries it has the tensors as long as it takes."""
+        """Note a gather for other ranks; the lane holds the tensors until it is done."""
 
     def arrive(self) -> None:
         """Return when the weights are there."""
-        for parcel in self.parcels:
-            if parcel.gathered is not None:
-                parcel.gathered.wait()
-                parcel.gathered = None
+        for bucket in self.buckets:
+            if bucket.gathered is not None:
+                bucket.gathered.wait()
+                bucket.gathered = None
         self._come_back()
 
     def _come_back(self) -> None:
-        for param in self._params:
-            come_back(param)
+        self._absence.end()
 
     @property
     def is_under_way(self) -> bool:
         """Whether a gather is not over yet."""
-        handles = [parcel.gathered for parcel in self.parcels]
+        handles = [bucket.gathered for bucket in self.buckets]
         return any(handle is not None and not handle.is_done() for handle in handles)
 
     def release(self) -> None:
         """Give the memory of weights back."""
-        for parcel in self.parcels:
-            if parcel.gathered is not None:
-                parcel.gathered.wait()
-                parcel.gathered = None
-        for param in self._params:
-            go_away(param, self._fetch)
+        for bucket in self.buckets:
+            if bucket.gathered is not None:
+                bucket.gathered.wait()
+                bucket.gathered = None
+        self._absence.begin()
         self._give_memory_back()
         self.is_here = self.is_again = self.is_unwanted = False
 
-    def look(self) -> Seen:
+    def snapshot(self) -> WeightSnapshot:
         """Return what there is to know of weights, to find out what was changed."""
-        slices = [parcel.mine.clone() for parcel in self.parcels]
-        return Seen([param._version for param in self._params], slices)
+        slices = [bucket.mine.clone() for bucket in self.buckets]
+        return WeightSnapshot([param._version for param in self._params], slices)
 
-    def take_changed(self, seen: Seen) -> None:
+    def take_changed(self, seen: WeightSnapshot) -> None:
         """Take weights over that were changed since: those written to, and those that differ."""
         assert self.share.masters is not None
         self.share.arena.bring_home(self._params)
         numbers = zip(self.share.params, self._params, seen.versions, strict=True)
         written = {number for number, param, before in numbers if before != param._version}
-        for parcel, before in zip(self.parcels, seen.slices, strict=True):
-            exact, mine = self.share.masters[parcel.share], parcel.mine
+        for bucket, before in zip(self.buckets, seen.slices, strict=True):
+            exact, mine = self.share.masters[bucket.share], bucket.mine
             # By .data, which nobody counts; a GPU is not asked.
             if mine.device.type != "cpu" or not torch.equal(mine, before):
                 exact.copy_(torch.where(mine != before, mine.to(exact.dtype), exact))
-            for number, start, stop in parcel.segments:
+            for number, start, stop in bucket.segments:
                 if number in written:
                     exact[start:stop].copy_(mine[start:stop])
 
     # -- gradients ---------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Have memory for gradients; where some were sent already, others add nothing."""
+        """Take memory for gradients; zeros where some were sent, which must not be added twice."""
         if self.has_room:
             return
         self._take_room()
         flat = self.share.arena.grads
-        if any(parcel.is_issued for parcel in self.parcels):
+        if any(bucket.is_issued for bucket in self.buckets):
             flat.zero_()
             return
         for start, stop in self._paddings:
@@ -203,7 +201,7 @@ def cut_in_blocks(
     *,
     unit_bytes: int,
 ) -> list[tuple[int, list[torch.Tensor], ArenaLayout]]:
-    """Return layouts of whole modules and of some size: what is gathered in one go or more."""
+    """Cut layouts into blocks of whole modules that have at least `unit_bytes`."""
     owners = _owners(model)
     made = []
     for group, params, layout in layouts:

@@ -1,8 +1,8 @@
-"""What of an attached model and optimizer is saved and loaded, and the hooks that do it.
+"""Saving and loading an attached model and its optimizer, and the hooks that do it.
 
 The model's `state_dict` and `load_state_dict` are torch's, with hooks around them; those of the
 optimizer are replaced. Between steps the optimizer itself has no state: each rank has its slices.
-It says so to who looks: torch.distributed.checkpoint would otherwise make a step to have some.
+Its `state` says that it is not empty: torch.distributed.checkpoint would make a step to fill it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.optim import Optimizer
 from penstock.errors import StateError
 from penstock.step.attached import fit
 from penstock.step.attached.elementwise import Rule
-from penstock.step.attached.flow import Flow
-from penstock.step.attached.others import OtherSlices
+from penstock.step.attached.flow import BucketFlow
+from penstock.step.attached.module_weights import Saving
+from penstock.step.attached.peer_slices import PeerSlices
 from penstock.step.attached.reshard import Rounds, ordinary
-from penstock.step.attached.room import meeting_of
 from penstock.step.attached.sharded import Sharding, is_asked_for, whole_of
 from penstock.step.attached.share import Share
 from penstock.step.attached.state import State, collected, spread, unpacked
-from penstock.step.attached.whole import Saving
+from penstock.step.attached.step_exchange import LOAD, SAVE, meeting_of
 from penstock.step.comms.comm import Comm
 
 __all__ = ["Checkpoint"]
@@ -40,6 +40,7 @@ class Checkpoint:
         rule: the optimizer's.
         params: those that are attached, by number.
         settle: returns when no update and no gather is under way.
+        meet: does so when all ranks have come to the same call.
         sharding: how DTensors are cut.
         is_wide: whether states are wider than the parameters may be.
     """
@@ -51,11 +52,12 @@ class Checkpoint:
         params: Sequence[torch.Tensor],
         *,
         settle: Callable[[], None],
+        meet: Callable[[str], None],
         sharding: Sharding,
         is_wide: bool,
     ) -> None:
         self._optimizer, self._rule, self._params = optimizer, rule, params
-        self._settle, self._sharding = settle, sharding
+        self._settle, self._meet, self._sharding = settle, meet, sharding
         self._is_wide = is_wide
         self._numbers = {param: number for number, param in enumerate(params)}
         groups = enumerate(optimizer.param_groups)
@@ -63,26 +65,26 @@ class Checkpoint:
         self.masters: dict[int, torch.Tensor] = {}
         """Weights in full precision until there are shares, by number."""
         self._versions: dict[int, int] = {}
-        """Of parameters that are being loaded."""
+        """Versions of parameters before they are loaded, by number."""
         self._shares: Sequence[Share] = ()
         self._lane: Comm | None = None
-        self._others: OtherSlices | None = None
-        self._flow: Flow | None = None
+        self._others: PeerSlices | None = None
+        self._flow: BucketFlow | None = None
         self._saving: Saving | None = None
 
     def cut(self, shares: Sequence[Share], lane: Comm) -> None:
-        """Have state in slices from now on; they meet on this lane."""
+        """Keep state in slices from now on; DTensors are gathered over this lane."""
         self.masters = {}
         self._shares, self._lane = shares, lane
         self._take_states()
 
-    def follow(self, flow: Flow, word: Comm, *, timeout_s: float) -> None:
+    def follow(self, flow: BucketFlow, control: Comm, *, timeout_s: float) -> None:
         """Take weights from a flow from now on, and give others slices; all ranks call it."""
         self._flow = flow
         if isinstance(flow, Rounds):
             self._saving = Saving(flow)
-        self._others = OtherSlices(self._shares, flow, word, timeout_s=timeout_s)
-        self._others.open(meeting_of(word))
+        self._others = PeerSlices(self._shares, flow, control, timeout_s=timeout_s)
+        self._others.open(meeting_of(control))
 
     def count_change(self) -> None:
         """Say that slices have changed, on all ranks alike."""
@@ -107,7 +109,7 @@ class Checkpoint:
     # -- the optimizer -----------------------------------------------------------------------
 
     def stand_in(self) -> None:
-        """Have the optimizer say that its state is elsewhere."""
+        """Give the optimizer a `state` that says that it is elsewhere."""
         self._optimizer.state = SlicedState(self._optimizer.state, self._names_of)
 
     def _names_of(self, param: torch.Tensor) -> Iterable[str]:
@@ -139,15 +141,15 @@ class Checkpoint:
                 for number, state in self._there().items()
             }
         assert self._flow is not None
-        self._flow.wait(self._flow.parcels)  # for its updates, which make states
+        self._flow.wait(self._flow.buckets)  # for its updates, which make states
         with self._others.gathering() as gather:
             return collected(self._shares, gather)
 
     def _in_parts(self) -> dict[int, State]:
-        """Return the state of all in DTensors: who loads asks for it, and fills it in."""
+        """Return the state of all parameters in DTensors; a load asks for it, and fills it in."""
         if self._lane is None:
             return {number: self._begun(number) for number in range(len(self._params))}
-        self.meet()
+        self._meet(SAVE)
         made: dict[int, State] = {}
         for share in self._shares:
             names = self._rule.names[share.group]
@@ -186,19 +188,14 @@ class Checkpoint:
 
         It may have DTensors, of whatever mesh.
         """
-        self._settle()
+        # Who still saves asks the others for slices, which must not change before it has them.
+        self._meet(LOAD)
         plain = partial(type(self._optimizer).load_state_dict, self._optimizer)
         states = unpacked(self._optimizer, state_dict, plain)
         self._optimizer.state.update(states)
         self.stand_in()
         if self._lane is not None:
             self._take_states()
-
-    def meet(self) -> None:
-        """Come together with all ranks, whatever rounds they are in."""
-        self._settle()
-        if isinstance(self._flow, Rounds):
-            self._flow.meet("state")
 
     def _there(self) -> dict[int, State]:
         """Return whole states that the optimizer has, by number."""
@@ -215,7 +212,7 @@ class Checkpoint:
     # -- the model ---------------------------------------------------------------------------
 
     def before_save(self, module: nn.Module, *_: Any) -> None:
-        """Have whole weights before a module's state is read, or DTensors of those in slices."""
+        """Provide whole weights before a module's state is read, or DTensors of those in slices."""
         if self._saving is None:
             self._settle()
         elif self._sharding.size > 1 and is_asked_for():
@@ -244,7 +241,7 @@ class Checkpoint:
         with ordinary():
             if self._flow.is_whole:  # and may have changed since they were in slices
                 return {param: cut.cut(param.detach()) for param in self._params}
-            self.meet()
+            self._meet(SAVE)
             made: dict[torch.Tensor, torch.Tensor] = {}
             for share in self._shares:
                 parts = cut.collect(share, share.slices_of(None), self._lane)
@@ -252,14 +249,14 @@ class Checkpoint:
         return made
 
     def after_save(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Have a state that stays when weights go."""
+        """Copy weights into the state that was read: their own memory is given back."""
         if self._saving is not None:
             self._saving.leave(module, state, prefix)
 
     def before_load(
         self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, *_: Any
     ) -> None:
-        """Have whole weights before a module's state is written, and whole values for them."""
+        """Provide whole weights before a module's state is written, and whole values for them."""
         self._settle()
         for name in (*module._parameters, *module._buffers):
             if prefix + name in state:
@@ -293,7 +290,7 @@ class Checkpoint:
 class SlicedState(defaultdict[Any, Any]):
     """The `state` of an optimizer whose state is in slices: it is there, and not here.
 
-    Who asks whether there is any is told so, and of a parameter is told the names.
+    It is true in a condition, and a parameter's entry has the names of its states.
     """
 
     def __init__(

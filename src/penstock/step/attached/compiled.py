@@ -5,7 +5,7 @@ become part of its code. So it waits as a whole for all weights in it, before it
 and hooks of modules inside say nothing while they are traced. Called alone, they do as always.
 
 Who compiles later, or compiles a function around modules, has hooks in the traced code. They stop
-the trace (`stops`) and are called between two pieces of it: right, and slower. Code that was
+the trace (`breaks_graph`) and are called between two pieces of it: right, and slower. Code that was
 compiled before there were hooks would not ask whether there are any: it is thrown away (`forget`).
 """
 
@@ -20,14 +20,23 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 
-__all__ = ["MOVES", "UPDATES", "Around", "compiled_in", "forget", "is_compiled", "stops"]
+__all__ = [
+    "MOVES",
+    "UPDATES",
+    "CompiledCallHook",
+    "compiled_in",
+    "forget",
+    "is_compiled",
+    "breaks_graph",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 WAITS = (
-    "an attached model waits for its weights here, which is not part of compiled code; compile the "
-    "model before it is attached, which goes with fullgraph=True, or compile without fullgraph"
+    "an attached model waits for its weights here, which is not part of compiled code; with "
+    "fullgraph=True, compile the model first and attach what torch.compile returns, or use "
+    "model.compile(); or compile without fullgraph"
 )
 UPDATES = (
     "the step of an attached optimizer communicates, which is not part of compiled code; call "
@@ -37,7 +46,7 @@ MOVES = (
     "weights in slices come and go between modules, which is not part of compiled code; compile "
     "without fullgraph, or attach without reshard"
 )
-"""Why something is not compiled, for who has asked for all of it."""
+"""Reasons that torch prints where a graph has to break and fullgraph=True forbids it."""
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -60,13 +69,13 @@ def compiled_in(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 
 def forget() -> None:
-    """Have everything compiled anew that is called again: it may be code without hooks."""
+    """Have torch compile everything anew: code from before has no hooks in it."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
 
 
-def stops(call: Callable[P, T], why: str = WAITS) -> Callable[P, T]:
+def breaks_graph(call: Callable[P, T], why: str = WAITS) -> Callable[P, T]:
     """Return a function that is called by compiled code and never part of it.
 
     With fullgraph=True there is no code around it, and torch says why.
@@ -88,7 +97,7 @@ def stops(call: Callable[P, T], why: str = WAITS) -> Callable[P, T]:
     return called
 
 
-class Around:
+class CompiledCallHook:
     """Something that is done before each call of a compiled module, and something after it."""
 
     def __init__(

@@ -1,23 +1,23 @@
 """Where an attached model lives, and what follows from it: lanes, order and updates.
 
-On the host lanes are threads and whoever waits, waits. On a GPU they are streams. What the hosts
+On the host lanes are threads, and a waiting thread blocks. On a GPU they are streams. What hosts
 have to know themselves, as which parameters have gradients, is exchanged between hosts in both
 cases: asking a device for it would have the host wait for all that the device has been asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from penstock.errors import OptionError
-from penstock.step.attached.flow import Flow, Lanes, Parcel
-from penstock.step.attached.norms import StreamUpdates
+from penstock.step.attached.flow import BucketFlow, FlowBucket, FlowPlan, Lanes
 from penstock.step.attached.reshard import Rounds
 from penstock.step.attached.share import Share
 from penstock.step.attached.slices import Stepper
 from penstock.step.attached.stream_rounds import StreamRounds
+from penstock.step.attached.stream_updates import StreamUpdates
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
 from penstock.step.comms.comm import Comm
@@ -34,7 +34,6 @@ __all__ = [
     "hosts_of",
     "keep_memory",
     "lanes_on",
-    "rounds_of",
 ]
 
 
@@ -70,7 +69,7 @@ def lanes_on(device: torch.device, groups: Groups, hosts: Groups, axis: str) -> 
     lanes = Lanes(
         scatter=groups.comm(axis, "scatter"),
         gather=groups.comm(axis, "gather"),
-        word=hosts.comm(axis, "word"),
+        control=hosts.comm(axis, "control"),
     )
     if device.type == "cuda" and isinstance(lanes.gather, GlooComm):
         raise OptionError(
@@ -81,52 +80,30 @@ def lanes_on(device: torch.device, groups: Groups, hosts: Groups, axis: str) -> 
 
 
 def flow_of(
-    shares: dict[Parcel, Share],
-    scatter_order: Sequence[int],
-    lanes: Lanes,
+    plan: FlowPlan,
+    shares: Mapping[FlowBucket, Share],
     *,
-    num_params: int,
-    wire: str | None,
     clip: float | None,
     joint: Stepper | None,
-) -> tuple[Flow, Updates]:
-    """Return the flow of all parcels, and how they are updated, where they live."""
-    parcels = list(shares)
-    if parcels[0].whole.device.type != "cuda":
-        flow = Flow(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
-        return flow, Updates(flow, shares, lanes.word, clip=clip, joint=joint)
-    streams = StreamFlow(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
+    pace: Callable[[], Comm] | None = None,
+) -> tuple[BucketFlow, Updates]:
+    """Return the flow of all buckets, and how they are updated, where they live.
+
+    With weights in slices, `pace` opens one more lane between hosts.
+    """
+    if plan.buckets[0].whole.device.type != "cuda":
+        flow = BucketFlow(plan) if pace is None else Rounds(plan)
+        return flow, Updates(flow, shares, plan.lanes.control, clip=clip, joint=joint)
+    if pace is None:
+        streams = StreamFlow(plan)
+    else:
+        keep_memory(plan.lanes, False)
+        streams = StreamRounds(plan, pace())
     # In the order of the scatter lane norms come after all that they are norms of.
-    updates = StreamUpdates(
-        streams, shares, lanes.scatter, clip=clip, num_params=num_params, joint=joint
+    scatter, count = plan.lanes.scatter, plan.num_params
+    return streams, StreamUpdates(
+        streams, shares, scatter, clip=clip, num_params=count, joint=joint
     )
-    return streams, updates
-
-
-def rounds_of(
-    shares: dict[Parcel, Share],
-    scatter_order: Sequence[int],
-    lanes: Lanes,
-    *,
-    num_params: int,
-    wire: str | None,
-    clip: float | None,
-    joint: Stepper | None,
-    pace: Callable[[], Comm],
-) -> tuple[Rounds, Updates]:
-    """Return the same for weights in slices; `pace` opens one more lane between hosts."""
-    parcels = list(shares)
-    if parcels[0].whole.device.type != "cuda":
-        flow = Rounds(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
-        return flow, Updates(flow, shares, lanes.word, clip=clip, joint=joint)
-    keep_memory(lanes, False)
-    streams = StreamRounds(
-        parcels, scatter_order, lanes, num_params=num_params, wire=wire, pace=pace()
-    )
-    updates = StreamUpdates(
-        streams, shares, lanes.scatter, clip=clip, num_params=num_params, joint=joint
-    )
-    return streams, updates
 
 
 def keep_memory(lanes: Lanes, is_kept: bool) -> None:

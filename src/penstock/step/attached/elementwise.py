@@ -29,11 +29,11 @@ __all__ = ["Rule", "attributes_of", "is_of_elements", "rule_of", "shadow", "step
 _SHAPE, _CUTS = (64, 128), (0, 1, 3002, 8192)
 """Large enough for those that keep states of large parameters in blocks."""
 _SCALES = (1.0, 1e-3, 1e2, 1.0, 10.0, 1e-2, 1.0, 1.0)
-"""Of gradients, step by step: some optimizers clip what is large, or change after a few steps."""
+"""Sizes of gradients, step by step: some optimizers clip, or change after a few steps."""
 _LR = 0.01
 """Instead of the group's own, which may be 0 while a scheduler warms up."""
 _TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-3}
-"""Of what a step moves. Kernels may round the last elements of a run in another way."""
+"""Parts of a step's movement. Kernels may round the last elements of a run in another way."""
 _NARROW_TOLERANCE = 0.2
 _ROUNDING = 16
 """Steps of the last digit that are let through whatever has moved."""
@@ -49,13 +49,13 @@ class Rule:
     """How one optimizer is carried out on slices."""
 
     kind: type[Optimizer]
-    """Whose step is called, with slices for parameters."""
+    """The class whose step is called, with slices for parameters."""
     numbers: Mapping[str, Any]
     """States that are one number for a parameter, as the count of its steps; an example of each."""
     elements: Mapping[str, torch.dtype | None]
     """States that have an element for each of the parameter, and their type if it is not its."""
     names: Sequence[Sequence[str]] = ()
-    """Of states, by group."""
+    """Names of states, by group."""
     is_joint: bool = False
     """Whether a step changes groups or the optimizer itself, so that it is made once for all."""
     has_norms: bool = False
@@ -138,7 +138,7 @@ class _GroupTrial(NamedTuple):
 
 
 class _TrialOutcome(NamedTuple):
-    """What has become of a parameter."""
+    """A parameter and its states after the steps of a trial."""
 
     weights: torch.Tensor
     states: dict[str, Any]
@@ -147,7 +147,7 @@ class _TrialOutcome(NamedTuple):
 
 
 class _TrialError(Exception):
-    """What a trial has shown, as a part of a sentence."""
+    """A trial has failed; the text is a part of a sentence."""
 
 
 def _tried(optimizer: Optimizer, params: set[torch.Tensor]) -> Rule:

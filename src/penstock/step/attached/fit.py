@@ -3,7 +3,7 @@
 Of a model and an optimizer these are no mistakes: parameters that are frozen, parameters of an
 optimizer that the model does not have (those of a loss), and several optimizers for one model, if
 all of them are attached. What gets gradients and is in none of them is warned of in the first step:
-nobody reduces it, so who updates it does so on each rank alone.
+nobody reduces it, so each rank updates it alone.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ __all__ = [
     "changed",
     "check_fit",
     "check_groups",
+    "check_norms",
     "check_options",
     "check_reshard",
     "everyone",
     "group_numbers",
+    "moved",
+    "no_join",
     "warn_of_strangers",
 ]
 
@@ -163,6 +166,15 @@ def changed(number: int, param: torch.Tensor) -> StateError:
     )
 
 
+def moved(before: torch.Tensor, param: torch.Tensor) -> StateError:
+    """Return what is raised where a parameter has another type, shape or device than before."""
+    return StateError(
+        f"a parameter of shape {tuple(before.shape)} and {before.dtype} on {before.device} is now "
+        f"of shape {tuple(param.shape)} and {param.dtype} on {param.device}; call model.to(...) "
+        "before attach, or close() the attached one and attach again"
+    )
+
+
 def check_options(clip: float | None, wire: str | None, dtype: torch.dtype | None) -> None:
     """Refuse options of `attach` that make no sense."""
     if clip is not None and not clip > 0:
@@ -171,6 +183,24 @@ def check_options(clip: float | None, wire: str | None, dtype: torch.dtype | Non
         raise OptionError(f"no wire {wire!r}; there are {', '.join(WIRES)}")
     if dtype is not None and dtype not in (torch.bfloat16, torch.float16):
         raise OptionError(f"dtype {dtype}: compute in bfloat16 or float16, or leave it out")
+
+
+def check_norms(max_norm: float, norm_type: float) -> None:
+    """Refuse norms that clip everything, or that are none."""
+    if not (max_norm > 0 and norm_type > 0):
+        raise OptionError(
+            f"clip_grad_norm_({max_norm}, {norm_type}): both must be above 0; to clip nothing "
+            "and only know the norm, max_norm is float('inf')"
+        )
+
+
+def no_join() -> OptionError:
+    """Return what is raised where torch's Join is asked to follow ranks without batches."""
+    return OptionError(
+        "torch's Join does not know attached models, where every rank updates its slices in "
+        "every step; stop all ranks at the same step: drop the last batches of those that have "
+        "more, or all_reduce whether any rank has none left"
+    )
 
 
 def check_reshard(model: nn.Module) -> None:

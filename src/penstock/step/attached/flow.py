@@ -15,16 +15,17 @@ bytes are the same, and the wire has work all the time from the first gradient t
 to finish early layers sooner would only help if the forward of a model took longer than all
 gathers, and then so would its backward, and no reduce-scatter would be left to wait for.
 
-Whoever finds that a unit can go on takes it on: the thread that runs backward issues what has
-become ready, the thread that completes a lane updates what it has reduced. No thread is there for
-order's sake, and none waits for a lane that it has to complete. Whoever begins an operation may
-have to wait until the lane has room for it, so it holds no lock that the lane's thread needs.
+The thread that finds a unit ready takes it on: the thread of backward begins reduce-scatters, and
+the completion thread of a lane updates what it has reduced. There is no scheduling thread, and no
+thread waits for a lane that it has to complete itself. A thread that begins an operation may have
+to wait until the lane has room for it, so it holds no lock that the completion thread needs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,10 +34,10 @@ import torch
 from penstock.step.attached.arenas import Arena, ArenaUnit, Segment
 from penstock.step.comms.comm import Comm, Handle
 
-__all__ = ["Flow", "Lanes", "Parcel"]
+__all__ = ["FlowBucket", "BucketFlow", "FlowPlan", "Lanes"]
 
 _LOOK_S = 0.25
-"""How often one who waits looks whether what he waits for has failed."""
+"""How often a waiting thread looks for errors of other threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,11 @@ class Lanes:
 
     scatter: Comm
     gather: Comm
-    word: Comm
+    control: Comm
     """For a few numbers, which must not queue behind weights."""
 
 
-class Parcel:
+class FlowBucket:
     """A unit and how far it is."""
 
     def __init__(
@@ -68,6 +69,7 @@ class Parcel:
         self.params = tuple(params)
         """Their numbers among all that are attached."""
         self.grads = arena.grads[unit.start : unit.stop]
+        self.my_grads = arena.grads[start:stop]
         self.reduced = reduced[low:high]
         self.whole = arena.data[unit.start : unit.stop]
         self.mine = arena.data[start:stop]
@@ -77,7 +79,7 @@ class Parcel:
             Segment(numbers[each.param], each.start - start, each.stop - start)
             for each in layout.segments(unit, rank)
         ]
-        """What lies in my slice, by numbers of parameters, from the slice's start."""
+        """Parts of parameters in this rank's slice, by number, from the slice's start."""
         self.places = {
             numbers[index]: (
                 max(unit.start, layout.starts[index]) - unit.start,
@@ -98,34 +100,40 @@ class Parcel:
         self.settled.set()
 
 
-class Flow:
-    """All parcels of a model; what is done to them, by whoever."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowPlan:
+    """What goes over which lanes, and in which order."""
 
-    def __init__(
-        self,
-        parcels: Sequence[Parcel],
-        scatter_order: Sequence[int],
-        lanes: Lanes,
-        *,
-        num_params: int,
-        wire: str | None,
-    ) -> None:
-        self.parcels = list(parcels)
-        """In the order of gathers."""
-        self._scatters = [self.parcels[number] for number in scatter_order]
-        self._lanes = lanes
-        self._wire = wire
-        self.of_param: list[list[Parcel]] = [[] for _ in range(num_params)]
-        for parcel in parcels:
-            for param in parcel.params:
-                self.of_param[param].append(parcel)
+    buckets: Sequence[FlowBucket]
+    """In the order of gathers."""
+    scatter_order: Sequence[int]
+    """Numbers of buckets, in the order in which backward completes them."""
+    lanes: Lanes
+    num_params: int
+    wire: str | None
+
+
+class BucketFlow:
+    """All buckets of a model, and how far each one is. Several threads move them on."""
+
+    def __init__(self, plan: FlowPlan) -> None:
+        self.buckets = list(plan.buckets)
+        self._scatters = [self.buckets[number] for number in plan.scatter_order]
+        self._lanes, self._wire = plan.lanes, plan.wire
+        self.of_param: list[list[FlowBucket]] = [[] for _ in range(plan.num_params)]
+        for bucket in self.buckets:
+            for param in bucket.params:
+                self.of_param[param].append(bucket)
         self._lock = threading.Lock()
-        """Of what is known of parcels."""
+        """Guards the state of every bucket. Held briefly, and never while a lane is asked."""
         self._scatter_turn, self._gather_turn = threading.Lock(), threading.Lock()
-        """Of the orders of lanes; threads of lanes take the first one never."""
+        """Keep the orders of the two lanes: the holder begins operations in turn.
+
+        A lane's completion thread must never take `_scatter_turn`: who holds it may wait until the
+        lane has room for one more operation, which that thread has to make."""
         self._next_scatter = 0
         self._next_gather = 0
-        self._update: Callable[[Parcel], None] | None = None
+        self._update: Callable[[FlowBucket], None] | None = None
         self._skipped: set[int] = set()
         self.dirty: set[int] = set()
         """Parameters whose gradients have changed after they were sent."""
@@ -135,151 +143,170 @@ class Flow:
 
     def hold(self, param: int) -> None:
         """Return when nothing reads a parameter's gradient any more, so that it may change."""
-        for parcel in self.of_param[param]:
-            if parcel.is_issued and parcel.settled.is_set():
-                assert parcel.scattered is not None
-                parcel.scattered.wait()
+        for bucket in self.of_param[param]:
+            if bucket.is_issued and bucket.settled.is_set():
+                assert bucket.scattered is not None
+                bucket.scattered.wait()
             else:
-                self.wait((parcel,))
+                self.wait((bucket,))
 
     def filled(self, param: int) -> None:
         """Say that a gradient lies in the arena; send what is complete and has its turn."""
-        for parcel in self.of_param[param]:
-            if parcel.is_issued:
+        for bucket in self.of_param[param]:
+            if bucket.is_issued:
                 self.dirty.add(param)
-            parcel.missing.discard(param)
+            bucket.missing.discard(param)
         self._pump_scatters()
 
     def _pump_scatters(self) -> None:
         issued = []
         with self._scatter_turn:
             while self._next_scatter < len(self._scatters):
-                parcel = self._scatters[self._next_scatter]
-                # Settled comes last: what is known of others may be of the step before.
-                if not parcel.settled.is_set() or parcel.missing or parcel.is_issued:
+                bucket = self._scatters[self._next_scatter]
+                # A bucket settles last of all; before that, its flags are those of the last step.
+                if not bucket.settled.is_set() or bucket.missing or bucket.is_issued:
                     break
                 self._next_scatter += 1
-                issued.append(self._scatter(parcel))
+                issued.append(self._scatter(bucket))
         self._follow(issued)
 
-    def _scatter(self, parcel: Parcel) -> Parcel:
-        parcel.is_issued = True
-        parcel.scattered = self._lanes.scatter.reduce_scatter(
-            parcel.reduced, parcel.grads, op="mean", wire=self._wire
+    def _scatter(self, bucket: FlowBucket) -> FlowBucket:
+        bucket.is_issued = True
+        bucket.scattered = self._lanes.scatter.reduce_scatter(
+            bucket.reduced, bucket.grads, op="mean", wire=self._wire
         )
-        return parcel
+        return bucket
 
-    def _follow(self, issued: Iterable[Parcel]) -> None:
-        """Have what was issued go on when it is done. Not under the lock: it may be done now."""
-        for parcel in issued:
-            assert parcel.scattered is not None
-            parcel.scattered.then(partial(self._guarded, parcel, parcel.scattered))
+    def _follow(self, issued: Iterable[FlowBucket]) -> None:
+        """Go on with buckets when they are reduced. Not under a lock: it may happen at once."""
+        for bucket in issued:
+            assert bucket.scattered is not None
+            bucket.scattered.then(partial(self._guarded, bucket, bucket.scattered))
 
     # -- step --------------------------------------------------------------------------------
 
+    @contextmanager
+    def updating(self, *read_after: torch.Tensor) -> Iterator[None]:
+        """Do in this block what comes between sums and gathers; tensors are read after it."""
+        yield
+
     def send_all(self) -> None:
         """Send what is left of this step, in its order; unused gradients are zeros by now."""
-        for parcel in self.parcels:
-            parcel.missing.clear()
+        for bucket in self.buckets:
+            bucket.missing.clear()
         self._pump_scatters()
         assert self._next_scatter == len(self._scatters)
 
     def send_again(self, params: set[int]) -> None:
         """Send the units of some parameters a second time: their gradients have changed."""
-        again = [parcel for parcel in self._scatters if params.intersection(parcel.params)]
+        again = [bucket for bucket in self._scatters if params.intersection(bucket.params)]
         self.wait_reduced(again)
         with self._scatter_turn:
-            for parcel in again:
-                parcel.is_reduced = False
-                self._scatter(parcel)
+            for bucket in again:
+                bucket.is_reduced = False
+                self._scatter(bucket)
         self._follow(again)
 
-    def wait_reduced(self, parcels: Sequence[Parcel]) -> None:
-        """Return when the sums of some parcels are there."""
-        for parcel in parcels:
-            assert parcel.scattered is not None
-            parcel.scattered.wait()
+    def wait_reduced(self, buckets: Sequence[FlowBucket]) -> None:
+        """Return when the sums of some buckets are there."""
+        for bucket in buckets:
+            assert bucket.scattered is not None
+            bucket.scattered.wait()
 
-    def go(self, update: Callable[[Parcel], None], skipped: set[int]) -> None:
-        """Update each parcel as soon as it is reduced, and gather it when its turn comes.
+    def gather_means(self) -> None:
+        """Put the means of all ranks where their gradients lie."""
+        self.wait_reduced(self.buckets)  # so no rank reads the gradients of another any more
+        for bucket in self.buckets:
+            bucket.my_grads.copy_(bucket.reduced)
+        lane = self._lanes.gather
+        for handle in [lane.all_gather(each.grads, each.my_grads) for each in self.buckets]:
+            handle.wait()
 
-        Those reduced already are updated here. `skipped` parameters stay as they are; a parcel
+    def take_means(self) -> None:
+        """Take means over from where gradients lie: users may have changed them there."""
+        for bucket in self.buckets:
+            bucket.reduced.copy_(bucket.my_grads)
+
+    def go(self, update: Callable[[FlowBucket], None], skipped: set[int]) -> None:
+        """Update each bucket as soon as it is reduced, and gather it when its turn comes.
+
+        Those reduced already are updated here. `skipped` parameters stay as they are; a bucket
         with no others is not gathered.
         """
         with self._lock:
             self._next_scatter = self._next_gather = 0
             self._update, self._skipped = update, skipped
             self.dirty.clear()
-            for parcel in self.parcels:
-                parcel.gathered = None
-                parcel.settled.clear()
-        for parcel in self.parcels:
-            self._take(parcel)
+            for bucket in self.buckets:
+                bucket.gathered = None
+                bucket.settled.clear()
+        for bucket in self.buckets:
+            self._take(bucket)
 
-    def _reduced(self, parcel: Parcel) -> None:
-        parcel.is_reduced = True
-        if self._update is not None and not parcel.settled.is_set():
-            self._take(parcel)
+    def _reduced(self, bucket: FlowBucket) -> None:
+        bucket.is_reduced = True
+        if self._update is not None and not bucket.settled.is_set():
+            self._take(bucket)
 
-    def _take(self, parcel: Parcel) -> None:
+    def _take(self, bucket: FlowBucket) -> None:
         with self._lock:
-            if parcel.is_taken or not parcel.is_reduced:
+            if bucket.is_taken or not bucket.is_reduced:
                 return
-            parcel.is_taken = True
+            bucket.is_taken = True
         assert self._update is not None
-        self._update(parcel)
-        parcel.is_updated = True
-        self._go_on_from(parcel)
+        self._update(bucket)
+        bucket.is_updated = True
+        self._go_on_from(bucket)
 
-    def _go_on_from(self, parcel: Parcel) -> None:
+    def _go_on_from(self, bucket: FlowBucket) -> None:
         """Begin what follows an update."""
         self._pump_gathers()
 
     def _pump_gathers(self) -> None:
         issued = []
         with self._gather_turn:
-            while self._next_gather < len(self.parcels):
-                parcel = self.parcels[self._next_gather]
-                if not parcel.is_updated:
+            while self._next_gather < len(self.buckets):
+                bucket = self.buckets[self._next_gather]
+                if not bucket.is_updated:
                     break
                 self._next_gather += 1
-                if not self._skipped.issuperset(parcel.params):
-                    parcel.gathered = self._lanes.gather.all_gather(
-                        parcel.whole, parcel.mine, wire=self._wire
+                if not self._skipped.issuperset(bucket.params):
+                    bucket.gathered = self._lanes.gather.all_gather(
+                        bucket.whole, bucket.mine, wire=self._wire
                     )
-                issued.append(parcel)
-        for parcel in issued:
-            if parcel.gathered is None:
-                self._settle(parcel)
+                issued.append(bucket)
+        for bucket in issued:
+            if bucket.gathered is None:
+                self._settle(bucket)
             else:
-                parcel.gathered.then(partial(self._settle, parcel))
+                bucket.gathered.then(partial(self._settle, bucket))
 
-    def _settle(self, parcel: Parcel) -> None:
+    def _settle(self, bucket: FlowBucket) -> None:
         with self._lock:
-            parcel.settle()
+            bucket.settle()
 
     # -- forward -----------------------------------------------------------------------------
 
-    def wait(self, parcels: Iterable[Parcel]) -> None:
-        """Return when the weights of some parcels are there, or raise what went wrong."""
-        for parcel in parcels:
+    def wait(self, buckets: Iterable[FlowBucket]) -> None:
+        """Return when the weights of some buckets are there, or raise what went wrong."""
+        for bucket in buckets:
             # Asked first without its lock: between steps every module comes here.
-            while not (parcel.settled.is_set() or parcel.settled.wait(_LOOK_S)):
+            while not (bucket.settled.is_set() or bucket.settled.wait(_LOOK_S)):
                 self._check()
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
-        for parcel in self.parcels:
-            for handle in (parcel.scattered, parcel.gathered):
+        for bucket in self.buckets:
+            for handle in (bucket.scattered, bucket.gathered):
                 if handle is not None and handle.is_done():
                     handle.wait()
 
-    def _guarded(self, parcel: Parcel, scattered: Handle) -> None:
-        """Go on with a parcel on the lane's thread; who waits for it is told of what fails."""
+    def _guarded(self, bucket: FlowBucket, scattered: Handle) -> None:
+        """Go on with a bucket on the lane's thread; an error is raised by whoever waits for it."""
         try:
-            if parcel.scattered is scattered:  # and not sent again since
-                self._reduced(parcel)
+            if bucket.scattered is scattered:  # and not sent again since
+                self._reduced(bucket)
         except BaseException as error:
             self._error = self._error or error
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType, MethodType
 from typing import Any
@@ -16,16 +17,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import StateError
-from penstock.step.attached.compiled import MOVES, UPDATES, Around, compiled_in, is_compiled, stops
-from penstock.step.attached.flow import Flow, Parcel
+from penstock.step.attached.compiled import (
+    MOVES,
+    UPDATES,
+    CompiledCallHook,
+    breaks_graph,
+    compiled_in,
+    is_compiled,
+)
+from penstock.step.attached.pending_weights import PendingWeights
 from penstock.step.attached.scaling import Scaling, Unscale
 
-__all__ = ["Hooks", "Unsaved", "nothing"]
+__all__ = ["Hooks", "UncopiedHook", "nothing"]
 
-_REPLACED = ("step", "state_dict", "load_state_dict")
+Unread = Callable[[], AbstractContextManager[None]]
+"""A block in which nobody reads weights."""
+_REPLACED = ("step", "state_dict", "load_state_dict", "zero_grad")
 
 
-class Unsaved:
+class UncopiedHook:
     """A hook that copies of a model do not have."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -74,7 +84,7 @@ class Hooks:
         after: Callable[[int, torch.Tensor], None],
     ) -> None:
         """Call `before` when a gradient is about to change, and `after` when it has."""
-        before, after = stops(before), stops(after)
+        before, after = breaks_graph(before), breaks_graph(after)
         tensor: Any  # torch has no types for its hooks
         for number, tensor in enumerate(params):
             # torch takes what a hook returns for a new gradient; these return None.
@@ -88,53 +98,56 @@ class Hooks:
         module: Any  # torch has no types for its hooks
         for module in model.modules():
             self._handles += [
-                module.register_state_dict_pre_hook(Unsaved(to.before_save)),
+                module.register_state_dict_pre_hook(UncopiedHook(to.before_save)),
                 module._register_load_state_dict_pre_hook(
-                    Unsaved(to.before_load), with_module=True
+                    UncopiedHook(to.before_load), with_module=True
                 ),
-                module.register_state_dict_post_hook(Unsaved(to.after_save)),
-                module.register_load_state_dict_post_hook(Unsaved(to.after_load)),
+                module.register_state_dict_post_hook(UncopiedHook(to.after_save)),
+                module.register_load_state_dict_post_hook(UncopiedHook(to.after_load)),
             ]
 
-    def on_reads(self, model: nn.Module, settle: Callable[[], None]) -> None:
-        """Call `settle` before parameters are asked for, or a module is copied or pickled."""
-        self._handles += [_Reads(module, settle) for module in model.modules()]
+    def on_reads(self, model: nn.Module, settle: Callable[[], None], unread: Unread) -> None:
+        """Call `settle` before parameters are asked for, or a module is copied or pickled.
+
+        Gradients are forgotten within `unread`.
+        """
+        self._handles += [_Reads(module, settle, unread) for module in model.modules()]
 
     def on_forward(
-        self, model: nn.Module, flow: Flow, needs: Mapping[nn.Module, Sequence[Parcel]]
+        self, model: nn.Module, weights: PendingWeights, needs: Mapping[nn.Module, set[int]]
     ) -> None:
-        """Have modules wait for the weights they need; without gradients, for all there are.
+        """Let modules wait for the weights they need; without gradients, for all there are.
 
         What is not trained may take other ways through a model than the ones that were recorded.
         """
         inside = compiled_in(model)
         for module in model.modules():
             if module not in inside and is_compiled(module):
-                wanted = {parcel for each in module.modules() for parcel in needs.get(each, ())}
-                parcels = tuple(parcel for parcel in flow.parcels if parcel in wanted)
-                self._handles.append(Around(module, partial(_wait, flow, parcels)))
+                wanted = {number for each in module.modules() for number in needs.get(each, ())}
+                before = partial(_wait, weights, weights.waiter(wanted))
+                self._handles.append(CompiledCallHook(module, before))
             elif needs.get(module):
                 way = _wait_alone if module in inside else _wait
-                wait = Unsaved(partial(way, flow, tuple(needs[module])))
+                wait = UncopiedHook(partial(way, weights, weights.waiter(needs[module])))
                 self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
 
     def on_modules(self, needs: Mapping[nn.Module, Sequence[Any]], enter: Any, leave: Any) -> None:
         """Call `enter` with what a module needs before it runs, and `leave` after that."""
         for module, needed in needs.items():
-            before = Unsaved(stops(partial(enter, needed), MOVES))
-            after = Unsaved(stops(partial(leave, needed), MOVES))
+            before = UncopiedHook(breaks_graph(partial(enter, needed), MOVES))
+            after = UncopiedHook(breaks_graph(partial(leave, needed), MOVES))
             self._handles += [
                 module.register_forward_pre_hook(before, prepend=True),
                 module.register_forward_hook(after, always_call=True),
             ]
 
     def on_inputs(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Have the floats that a model is called with cast."""
+        """Cast the floats that a model is called with."""
 
         def cast(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
             return _cast(args, dtype), _cast(kwargs, dtype)
 
-        handle = model.register_forward_pre_hook(Unsaved(cast), with_kwargs=True)
+        handle = model.register_forward_pre_hook(UncopiedHook(cast), with_kwargs=True)
         self._handles.append(handle)
 
     def on_optimizer(
@@ -176,22 +189,23 @@ class Hooks:
                     "compile it, after attach"
                 )
 
-        self._handles.append(optimizer.register_step_pre_hook(stops(check, UPDATES)))
-        function = stops(step, UPDATES)
+        self._handles.append(optimizer.register_step_pre_hook(breaks_graph(check, UPDATES)))
+        function = breaks_graph(step, UPDATES)
         # A scheduler made before would warn of a step it has not wrapped itself.
         vars(function)["_wrapped_by_lr_sched"] = True
         return function
 
 
 class _Reads:
-    """Methods of one module, replaced so that weights are there for who reads them.
+    """Methods of one module, replaced so that `model.parameters()` waits for weights.
 
-    Who has `model.parameters()` reads them as a rule, and so does who copies or pickles a module;
-    both begin with a method that is looked up in the module itself. Copies have the plain ones.
+    Parameters wait when Python reads them; code outside of Python, such as a collective of
+    torch.distributed, does not. So weights are there already where somebody asks for parameters, or
+    copies or pickles a module. Copies have the plain methods.
     """
 
-    def __init__(self, module: nn.Module, settle: Callable[[], None]) -> None:
-        self._module, self._settle = module, settle
+    def __init__(self, module: nn.Module, settle: Callable[[], None], unread: Unread) -> None:
+        self._module, self._settle, self._unread = module, settle, unread
         self._ours = {
             "named_parameters": self._named_parameters,
             "zero_grad": self._zero_grad,
@@ -203,7 +217,7 @@ class _Reads:
 
     def remove(self) -> None:
         """Put back what was there; under others who came later, do nothing from now on."""
-        self._settle = nothing
+        self._settle, self._unread = nothing, nullcontext
         there = vars(self._module)
         if all(there.get(name) == ours for name, ours in self._ours.items()):
             for name in self._ours:
@@ -222,7 +236,8 @@ class _Reads:
         """Forget gradients without waiting for weights: the next forward waits when it has to."""
         self._is_waiting = False
         try:
-            self._plain("zero_grad")(*args, **kwargs)
+            with self._unread():
+                self._plain("zero_grad")(*args, **kwargs)
         finally:
             self._is_waiting = True
 
@@ -253,15 +268,18 @@ def _refuse_copies() -> None:
     )
 
 
-@stops
-def _wait(flow: Flow, parcels: tuple[Parcel, ...], *_: Any) -> None:
-    flow.wait(parcels if torch.is_grad_enabled() else flow.parcels)
+@breaks_graph
+def _wait(weights: PendingWeights, wait: Callable[[], None], *_: Any) -> None:
+    if torch.is_grad_enabled():
+        wait()
+    else:
+        weights.wait()
 
 
-def _wait_alone(flow: Flow, parcels: tuple[Parcel, ...], *_: Any) -> None:
+def _wait_alone(weights: PendingWeights, wait: Callable[[], None], *_: Any) -> None:
     """Wait, unless the compiled module around this one has waited."""
     if not torch.compiler.is_compiling():
-        flow.wait(parcels if torch.is_grad_enabled() else flow.parcels)
+        _wait(weights, wait)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

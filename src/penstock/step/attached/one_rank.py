@@ -23,7 +23,7 @@ from penstock.step.comms.recording import record_step
 __all__ = ["AttachedAlone"]
 
 _OURS = ("step", "load_state_dict", "_step_supports_amp_scaling")
-"""What may be replaced in an optimizer."""
+"""Attributes of an optimizer that may be replaced."""
 
 
 class AttachedAlone(Attached):
@@ -44,7 +44,7 @@ class AttachedAlone(Attached):
         _OPEN.add(self)
 
     def _put_methods(self) -> None:
-        """Have the optimizer's `step` be ours around its own; the rest only for wide weights."""
+        """Put our `step` around the optimizer's own; other methods only for wide weights."""
         optimizer: Any = self._optimizer
         self._plain_step = optimizer.step
         self._before = {name: vars(optimizer)[name] for name in _OURS if name in vars(optimizer)}
@@ -73,7 +73,7 @@ class AttachedAlone(Attached):
 
     @property
     def sent_bytes(self) -> int:
-        """Nothing."""
+        """Bytes sent: none."""
         return 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class WideWeights:
     def __init__(self, exact: Mapping[torch.Tensor, torch.Tensor]) -> None:
         self._exact = exact
         self._versions: dict[torch.Tensor, int] = {}
-        """Of parameters that are being loaded."""
+        """Versions of parameters before they are loaded."""
 
     before_save = after_save = staticmethod(nothing)
 
@@ -163,7 +163,7 @@ class WideWeights:
     @contextlib.contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
-        """Have parameters be wide in this block, and their gradients as well."""
+        """Give parameters and gradients their wide type in this block."""
         narrow = {param: param.data for param in self._exact}
         for param, exact in self._exact.items():
             _adopt(exact, param.data)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from penstock.errors import OptionError
 from penstock.step.attached.arenas import Arena, ArenaLayout, Take, laid_out
 from penstock.step.attached.elementwise import Rule
-from penstock.step.attached.flow import Flow, Lanes, Parcel
+from penstock.step.attached.flow import FlowBucket, FlowPlan, Lanes
 from penstock.step.attached.record import Record
 from penstock.step.attached.share import Share
 from penstock.step.attached.slices import Stepper
@@ -30,16 +30,18 @@ __all__ = [
     "agree",
     "buffers_of",
     "check_same",
+    "described_of",
     "make_layouts",
-    "make_parcels",
+    "grad_places",
+    "make_flow_plan",
     "make_shares",
-    "parcels_of_modules",
+    "params_of_modules",
     "share_buffers",
     "share_weights",
 ]
 
 UNIT_S = 0.008
-"""What a unit should take on the wire: much more than a latency, less than most layers."""
+"""Time that a unit should take on the wire: much more than a latency, less than most layers."""
 UNIT_BYTES_MIN, UNIT_BYTES_MAX = 256 << 10, 8 << 20
 UNIT_BYTES_MAX_GPU = 32 << 20
 """A network between GPUs is done with less before its next operation has begun."""
@@ -49,13 +51,32 @@ UNITS_MAX = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """The same on all ranks."""
+    """Decisions that are the same on all ranks."""
 
     unit_bytes: int
     by_use: tuple[int, ...]
     """Numbers of parameters, in the order of their first use in forward."""
     by_readiness: tuple[int, ...]
-    """In the order in which backward has their gradients."""
+    """Numbers in the order in which backward has their gradients."""
+
+
+def described_of(
+    optimizer: Optimizer, params: Sequence[torch.Tensor], model: nn.Module, options: str
+) -> list[str]:
+    """Return what must be the same on all ranks, one line a thing."""
+    groups = optimizer.param_groups
+    number_of = {param: i for i, group in enumerate(groups) for param in group["params"]}
+    return [
+        f"{type(optimizer).__name__} {options}",
+        *(
+            f"parameter {number}: {tuple(param.shape)} {param.dtype} in group {number_of[param]}"
+            for number, param in enumerate(params)
+        ),
+        *(
+            f"buffer {name!r}: {tuple(buffer.shape)} {buffer.dtype}"
+            for name, buffer in buffers_of(model).items()
+        ),
+    ]
 
 
 def check_same(texts: Sequence[str], comm: Comm) -> None:
@@ -193,15 +214,25 @@ def make_shares(
     return shares, joint
 
 
-def make_parcels(
-    shares: Sequence[Share], agreement: Agreement, lanes: Lanes
-) -> tuple[list[tuple[Parcel, Share]], list[int]]:
-    """Return all units in the order of gathers, and the order in which they are scattered."""
+def grad_places(shares: Sequence[Share]) -> list[torch.Tensor]:
+    """Return where the gradients of all parameters lie, by number."""
+    views = {
+        number: share.arena.grad_views[index]
+        for share in shares
+        for index, number in enumerate(share.params)
+    }
+    return [views[number] for number in range(len(views))]
+
+
+def make_flow_plan(
+    shares: Sequence[Share], agreement: Agreement, lanes: Lanes, *, wire: str | None
+) -> tuple[FlowPlan, dict[FlowBucket, Share]]:
+    """Return the orders of gathers and scatters of all buckets, and the share of each bucket."""
     first = {number: position for position, number in enumerate(agreement.by_use)}
     ready = {number: position for position, number in enumerate(agreement.by_readiness)}
     found = [
         (
-            Parcel(
+            FlowBucket(
                 share.arena,
                 unit,
                 rank=lanes.gather.rank,
@@ -214,27 +245,34 @@ def make_parcels(
         for unit in share.arena.layout.units
     ]
     found.sort(key=lambda each: min(first[number] for number in each[0].params))
-    # Of units that are ready together, the one used first goes first: it is gathered first too.
+    buckets = [bucket for bucket, _ in found]
+    # Of buckets that are ready together, the one used first goes first: it is gathered first too.
     order = sorted(
-        range(len(found)), key=lambda at: (max(ready[n] for n in found[at][0].params), at)
+        range(len(found)), key=lambda at: (max(ready[n] for n in buckets[at].params), at)
     )
-    return found, order
+    plan = FlowPlan(
+        buckets=buckets,
+        scatter_order=order,
+        lanes=lanes,
+        num_params=len(agreement.by_use),
+        wire=wire,
+    )
+    return plan, dict(found)
 
 
-def parcels_of_modules(
-    flow: Flow, model: nn.Module, numbers: Mapping[torch.Tensor, int], record: Record
-) -> dict[nn.Module, list[Parcel]]:
+def params_of_modules(
+    model: nn.Module, numbers: Mapping[torch.Tensor, int], record: Record
+) -> dict[nn.Module, set[int]]:
     """Return what each module waits for: its own parameters, and those it was seen to use.
 
     Parameters that nobody was seen to use may be used by anyone: all wait for them.
     """
     everyone = {number for number in numbers.values() if number not in record.used}
-    needs: dict[nn.Module, list[Parcel]] = {}
+    needs: dict[nn.Module, set[int]] = {}
     for module in model.modules():
         wanted = {numbers[p] for p in module.parameters(recurse=False) if p in numbers}
         wanted |= {number for number, users in record.users.items() if module in users}
         if wanted or module is model:
             wanted |= everyone
-        parcels = {parcel for number in wanted for parcel in flow.of_param[number]}
-        needs[module] = [parcel for parcel in flow.parcels if parcel in parcels]
+        needs[module] = wanted
     return needs

@@ -1,4 +1,4 @@
-"""What the first step shows of a model: who uses which parameter, and when gradients are there.
+"""What the first step shows of a model: which modules use a parameter, and when gradients come.
 
 A gather has to be over before a parameter is used, so the one that is used first is gathered first.
 A module uses its own parameters as a rule, but not always: torch's attention reads the weights of
@@ -11,21 +11,25 @@ What runs in a compiled module is not looked at: all of its parameters are taken
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from penstock.step.attached.compiled import Around, compiled_in, forget, is_compiled, stops
+from penstock.step.attached.compiled import (
+    CompiledCallHook,
+    breaks_graph,
+    compiled_in,
+    forget,
+    is_compiled,
+)
 from penstock.step.attached.fit import changed
-from penstock.step.attached.hooks import Unsaved
+from penstock.step.attached.hooks import UncopiedHook
+from penstock.step.attached.released_params import is_in_backward, tensors_in
 
-__all__ = ["Record", "is_in_backward", "tensors_in"]
-
-_DEPTH_MAX = 3
-"""How deep lists in arguments are looked into; torch nests them once."""
+__all__ = ["Record"]
 
 
 class Record:
@@ -37,10 +41,10 @@ class Record:
         self.users: dict[int, dict[nn.Module, None]] = {}
         """Modules that were running when a parameter was used."""
         self.calls: dict[nn.Module, Counter[nn.Module]] = {}
-        """How often one forward calls a module, the most seen, by the module that was called."""
+        """By outermost module: how often one call of it calls each module, at the most."""
         self._called: Counter[nn.Module] = Counter()
         self._versions: dict[int, tuple[int, int]] = {}
-        """Of gradients, by number: where they lie, and how often they were changed."""
+        """Address and version of each gradient, by number."""
         self._numbers = {id(param): number for number, param in enumerate(params)}
         self._running: list[nn.Module] = []
         self._mode: Any = None
@@ -50,16 +54,18 @@ class Record:
         """Look at every forward of a model and of its modules from now on."""
         forget()
         inside = compiled_in(model)
-        enter, leave = stops(self._enter), stops(self._leave)
+        enter, leave = breaks_graph(self._enter), breaks_graph(self._leave)
         for module in model.modules():
             if module in inside:
                 continue
             if is_compiled(module):
-                self._handles.append(Around(module, self._enter_compiled, self._leave_compiled))
+                self._handles.append(
+                    CompiledCallHook(module, self._enter_compiled, self._leave_compiled)
+                )
                 continue
             self._handles += [
-                module.register_forward_pre_hook(Unsaved(enter)),
-                module.register_forward_hook(Unsaved(leave), always_call=True),
+                module.register_forward_pre_hook(UncopiedHook(enter)),
+                module.register_forward_hook(UncopiedHook(leave), always_call=True),
             ]
 
     def end(self) -> None:
@@ -82,14 +88,17 @@ class Record:
         """Take note of a gradient."""
         self.ready.setdefault(number)
         self._versions.pop(number, None)
-        if not is_accumulating and param.grad is not None and not param.grad.is_sparse:
-            self._versions[number] = param.grad.data_ptr(), param.grad._version
+        with torch._C.DisableTorchFunctionSubclass():
+            if not is_accumulating and param.grad is not None and not param.grad.is_sparse:
+                self._versions[number] = param.grad.data_ptr(), param.grad._version
 
     def check(self, params: Sequence[torch.Tensor]) -> None:
         """Raise if a gradient has changed after backward, as later steps do."""
         for number, (place, version) in self._versions.items():
             grad = params[number].grad
-            if grad is not None and grad.data_ptr() == place and grad._version != version:
+            with torch._C.DisableTorchFunctionSubclass():
+                is_same = grad is None or grad.data_ptr() != place or grad._version == version
+            if not is_same:
                 raise changed(number, params[number])
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
@@ -134,12 +143,6 @@ class Record:
             self.users.setdefault(number, {}).setdefault(self._running[-1])
 
 
-def is_in_backward() -> bool:
-    """Whether autograd is at work, and what is computed now is computed for it."""
-    task: int = torch._C._current_graph_task_id()
-    return task != -1
-
-
 class _Mode(TorchFunctionMode):
     def __init__(self, seen: Callable[[int], None], numbers: Mapping[int, int]) -> None:
         super().__init__()
@@ -148,18 +151,9 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if torch.compiler.is_compiling():  # by who knows whom: not to be part of the code
+        if torch.compiler.is_compiling():  # by somebody else: this must not be part of the code
             return func(*args, **named)
-        for tensor in tensors_in([*args, *named.values()], _DEPTH_MAX):
+        for tensor in tensors_in([*args, *named.values()]):
             if id(tensor) in self._numbers:
                 self._seen(self._numbers[id(tensor)])
         return func(*args, **named)
-
-
-def tensors_in(values: Sequence[Any], depth: int) -> Iterator[torch.Tensor]:
-    """Yield the tensors among values, and in lists so deep."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple) and depth:
-            yield from tensors_in(value, depth - 1)

@@ -8,13 +8,14 @@ in the order of forward and then, if any rank asks for gradients, of those that 
 in its order. Blocks that backward begins with stay and are gathered once. A rank asks for a block
 by going so far in the round; what it has not asked for by its `step` it joins in there. Who needs a
 block that has had its turn begins another round. How many rounds a step has, ranks agree on with a
-word: one who begins a round says so at once and goes on, one who comes to `step` asks whether
-others have begun one, joins in, and asks again. So evaluations, several backwards and errors that
-not all ranks have met do not put lanes in disorder, whoever does how many of them. One who reads
-whole weights asks as well, and then begins a round: ranks that are elsewhere join in and ask again.
+small all-reduce on the control lane: a rank that begins a round announces it and goes on; a rank
+that comes to `step` asks whether others have begun one, joins in, and asks again. So evaluations,
+several backwards, and errors that only some ranks have met keep the lanes in order, however many
+of them a rank makes. A rank that reads whole weights asks as well, and then begins a round: ranks
+that are elsewhere join in and ask again.
 
-Who releases what is a matter of each rank: by how often the first step has called the modules of a
-block, and by which gradients have come. A wrong guess costs memory or a gather, never a value.
+Each rank decides by itself what it releases: by how often the first step has called the modules of
+a block, and by which gradients have come. A wrong guess costs memory or a gather, never a value.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from torch import nn
 
 from penstock.errors import PeerError, StateError
 from penstock.step.attached.blocks import ParameterBlock
-from penstock.step.attached.flow import Flow, Lanes, Parcel
-from penstock.step.attached.record import is_in_backward
+from penstock.step.attached.flow import BucketFlow, FlowBucket, FlowPlan
+from penstock.step.attached.released_params import is_in_backward
 from penstock.step.attached.share import Share
 
 __all__ = ["AHEAD", "Rounds", "ordinary"]
@@ -37,44 +38,36 @@ __all__ = ["AHEAD", "Rounds", "ordinary"]
 AHEAD = 2
 """Blocks under way while one is used: the wire has work, and memory holds a few of many."""
 _DONE, _FORWARD, _BOTH = 0, 1, 2
-"""What a rank wants of a round; the most that any wants is what it has."""
+"""What a rank wants of a round. A round does the maximum over ranks."""
 MEETINGS = ("whole", "state", "step")
-"""What ranks meet for; only the first is nothing that all have to do."""
+"""Reasons to meet. A rank may want whole weights alone; for the others all have to come."""
 
 
 class _Saved(NamedTuple):
-    """What autograd keeps of a tensor for backward; not its history, which keeps it."""
+    """A tensor that autograd keeps for backward; without its history, which would keep itself."""
 
     tensor: torch.Tensor
     version: int
     block: ParameterBlock | None
 
 
-class Rounds(Flow):
+class Rounds(BucketFlow):
     """A flow whose weights are gathered when they are used, and released after that."""
 
     num_rooms_kept = 0
     """Blocks whose gradients keep their memory a while after they were sent."""
 
-    def __init__(
-        self,
-        parcels: Sequence[Parcel],
-        scatter_order: Sequence[int],
-        lanes: Lanes,
-        *,
-        num_params: int,
-        wire: str | None,
-    ) -> None:
-        super().__init__(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
+    def __init__(self, plan: FlowPlan) -> None:
+        super().__init__(plan)
         self.blocks: list[ParameterBlock] = []
-        """In the order of forward."""
+        """All blocks, in the order of forward."""
         self.block_of: dict[int, ParameterBlock] = {}
-        """By number of a parameter."""
+        """The block of each parameter, by number."""
         self.wanted: dict[nn.Module, frozenset[int]] = {}
         """Parameters that modules use, by number."""
         self._back: list[ParameterBlock] = []
         self._again: list[ParameterBlock] = []
-        """What a round gathers a second time, in the order of backward."""
+        """Blocks that a round gathers a second time, in the order of backward."""
         self.also_reap: Callable[[], None] = lambda: None
         self.also_begin: Callable[[], None] = lambda: None
         """Called when a model begins to run for a step."""
@@ -84,19 +77,19 @@ class Rounds(Flow):
         self._wish = _DONE
         self._was_back = False
         """Whether this rank has run any backward with weights in slices."""
-        self._word = torch.zeros(1)
+        self._wishes = torch.zeros(1)
         self._asked: Any = None
         self._running: list[nn.Module] = []
         self._saving: Any = None
         self._num_pins = 0
-        self._cleared: set[Parcel] = set()
+        self._cleared: set[FlowBucket] = set()
         """Sent already in this step, with room for gradients that came later."""
-        self.void: set[tuple[Parcel, int]] = set()
-        """What of parameters, by number, was sent and then thrown away, on all ranks."""
+        self.void: set[tuple[FlowBucket, int]] = set()
+        """Parts of parameters, by number, that were sent and then thrown away on all ranks."""
 
-    def block(self, share: Share, parcels: Sequence[Parcel], params: Any) -> ParameterBlock:
-        """Return a block of a share's parcels and parameters."""
-        return ParameterBlock(share, parcels, params, self.fetch)
+    def block(self, share: Share, buckets: Sequence[FlowBucket], params: Any) -> ParameterBlock:
+        """Return a block of a share's buckets and parameters."""
+        return ParameterBlock(share, buckets, params, self.fetch)
 
     def begin(self, blocks: Sequence[ParameterBlock], back: Sequence[ParameterBlock]) -> None:
         """Take these blocks, in the orders of forward and backward; release all."""
@@ -174,10 +167,10 @@ class Rounds(Flow):
         self._pump_gathers()
 
     def _go_first(self, count: int) -> None:
-        """Have the first so many blocks of this round gathered."""
+        """Gather the first `count` blocks of this round."""
         self._want_first = max(self._want_first, count)
         for block in self.blocks[self._at_first : count]:
-            self.wait(block.parcels)
+            self.wait(block.buckets)
         self._pump_gathers()
         assert self._at_first >= count
 
@@ -193,7 +186,7 @@ class Rounds(Flow):
             while self._at_first < self._want_first:
                 block = self.blocks[self._at_first]
                 with self._lock:
-                    is_new = all(p.is_updated or p.settled.is_set() for p in block.parcels)
+                    is_new = all(p.is_updated or p.settled.is_set() for p in block.buckets)
                 if not is_new:
                     return
                 self._at_first += 1
@@ -207,14 +200,14 @@ class Rounds(Flow):
     def _ask(self, wish: int, meeting: str | None = None) -> None:
         """Say what this rank wants of the round; what all want is known some time later."""
         self._wish = wish
-        self._word = torch.zeros(1 + len(MEETINGS) + len(self.blocks) + 1)
-        self._word[0] = wish
+        self._wishes = torch.zeros(1 + len(MEETINGS) + len(self.blocks) + 1)
+        self._wishes[0] = wish
         if meeting is not None:
-            self._word[1 + MEETINGS.index(meeting)] = 1
+            self._wishes[1 + MEETINGS.index(meeting)] = 1
         if meeting == "step":
             needed = [float(each.was_needed_back) for each in self.blocks]
-            self._word[1 + len(MEETINGS) :] = torch.tensor([*needed, float(self._was_back)])
-        self._asked = self._lanes.word.all_reduce(self._word, op="max")
+            self._wishes[1 + len(MEETINGS) :] = torch.tensor([*needed, float(self._was_back)])
+        self._asked = self._lanes.control.all_reduce(self._wishes, op="max")
 
     def _end_round(self) -> None:
         """Join in what is left of a round that any rank has begun."""
@@ -223,7 +216,7 @@ class Rounds(Flow):
         self._go_first(len(self.blocks))
         if self._wish != _BOTH:
             self._asked.wait()
-        if max(self._wish, int(self._word[0])) == _BOTH:
+        if max(self._wish, int(self._wishes[0])) == _BOTH:
             self._go_again(len(self._again))
         for block in self.blocks:
             block.is_unwanted = block.is_here and block not in before
@@ -262,7 +255,7 @@ class Rounds(Flow):
                 self._end_round()
             self._ask(_DONE, meeting)
             self._asked.wait()
-            wish, *said = self._word.tolist()
+            wish, *said = self._wishes.tolist()
             if wish != _DONE:
                 self._wish = int(wish)
                 self.reap()
@@ -270,8 +263,9 @@ class Rounds(Flow):
             for_whole, for_state, for_step, *_ = said
             if for_state and for_step:
                 raise StateError(
-                    "some ranks call attached.close(), or save with torch.distributed.checkpoint, "
-                    "while others make a step; all ranks do these together"
+                    "some ranks call attached.close(), load a state, or save with "
+                    "torch.distributed.checkpoint, while others make a step; all ranks do these "
+                    "together"
                 )
             # Who wants whole weights is about to begin a round.
             if meeting == "whole" or not for_whole:
@@ -281,73 +275,73 @@ class Rounds(Flow):
 
     def is_sent(self, number: int) -> bool:
         """Whether any of a parameter's gradient is on its way in this step."""
-        return any(parcel.is_issued for parcel in self.of_param[number])
+        return any(bucket.is_issued for bucket in self.of_param[number])
 
     def clear_sent(self, block: ParameterBlock) -> None:
-        """Have zeros where gradients were sent from: what comes later is added to their sums."""
-        sent = [each for each in block.parcels if each.is_issued and each not in self._cleared]
+        """Put zeros where gradients were sent from: what comes later is added to their sums."""
+        sent = [each for each in block.buckets if each.is_issued and each not in self._cleared]
         if not block.has_room:
             block.make_room()
             sent = []
-        for parcel in sent:
-            assert parcel.scattered is not None
-            parcel.scattered.wait()
-            parcel.grads.zero_()
-        self._cleared.update(each for each in block.parcels if each.is_issued)
+        for bucket in sent:
+            assert bucket.scattered is not None
+            bucket.scattered.wait()
+            bucket.grads.zero_()
+        self._cleared.update(each for each in block.buckets if each.is_issued)
 
     def is_scattered(self, block: ParameterBlock, *, is_over: bool) -> bool:
         """Whether nothing reads a block's gradients any more, of this step or of one before."""
-        handles = [parcel.scattered for parcel in block.parcels]
+        handles = [bucket.scattered for bucket in block.buckets]
         return all(handle is None or handle.is_done() for handle in handles)
 
     def is_cleared(self, block: ParameterBlock) -> bool:
         """Whether gradients have come after some were sent."""
-        return not self._cleared.isdisjoint(block.parcels)
+        return not self._cleared.isdisjoint(block.buckets)
 
     def send_again(self, params: set[int]) -> None:
         """Send what has come after the gradients of some parameters were sent, and add it."""
-        again = [parcel for parcel in self._scatters if params.intersection(parcel.params)]
+        again = [bucket for bucket in self._scatters if params.intersection(bucket.params)]
         self.wait_reduced(again)
-        for block in {self.block_of[number] for parcel in again for number in parcel.params}:
+        for block in {self.block_of[number] for bucket in again for number in bucket.params}:
             self.clear_sent(block)
         earlier = []
-        for parcel in again:
-            earlier.append(parcel.reduced.clone())
-            for number, start, stop in parcel.segments:
-                if (parcel, number) in self.void:
+        for bucket in again:
+            earlier.append(bucket.reduced.clone())
+            for number, start, stop in bucket.segments:
+                if (bucket, number) in self.void:
                     earlier[-1][start:stop].zero_()
         with self._scatter_turn:
-            for parcel in again:
-                parcel.is_reduced = False
-                self._scatter(parcel)
+            for bucket in again:
+                bucket.is_reduced = False
+                self._scatter(bucket)
         self.wait_reduced(again)
-        for parcel, sums in zip(again, earlier, strict=True):
-            parcel.reduced.add_(sums)
+        for bucket, sums in zip(again, earlier, strict=True):
+            bucket.reduced.add_(sums)
         self._follow(again)
 
     # -- step --------------------------------------------------------------------------------
 
-    def go(self, update: Callable[[Parcel], None], skipped: set[int]) -> None:
-        """Update each parcel as soon as it is reduced; the first blocks are gathered at once."""
+    def go(self, update: Callable[[FlowBucket], None], skipped: set[int]) -> None:
+        """Update each bucket as soon as it is reduced; the first blocks are gathered at once."""
         self._want_first = min(1 + AHEAD, len(self.blocks))
         self._cleared.clear()
         super().go(update, skipped)
 
-    def _go_on_from(self, parcel: Parcel) -> None:
-        super()._go_on_from(parcel)
-        self._settle(parcel)
+    def _go_on_from(self, bucket: FlowBucket) -> None:
+        super()._go_on_from(bucket)
+        self._settle(bucket)
 
     def drain(self) -> None:
         """Return when nothing is under way."""
-        self.wait(self.parcels)
-        for parcel in self.parcels:
-            if (handle := parcel.gathered) is not None:
+        self.wait(self.buckets)
+        for bucket in self.buckets:
+            if (handle := bucket.gathered) is not None:
                 handle.wait()
 
     # -- a module runs -----------------------------------------------------------------------
 
     def enter(self, blocks: Sequence[ParameterBlock], module: nn.Module, *_: Any) -> None:
-        """Have the weights of a module before it runs."""
+        """Bring the weights of a module before it runs."""
         if not self._running:
             if torch.is_grad_enabled():
                 self.also_begin()
@@ -403,7 +397,7 @@ class Rounds(Flow):
         self.also_reap()
 
     def fetch(self, block: ParameterBlock) -> None:
-        """Have weights that someone reads; only while a module runs, or backward."""
+        """Bring weights that are read while a module or backward runs; elsewhere, raise."""
         if not self._running and not is_in_backward():
             raise StateError(
                 "this parameter is attached with reshard=True, and its weights are on all ranks, "
@@ -420,13 +414,13 @@ class Rounds(Flow):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Have all weights in this block of code; changes are taken over."""
+        """Keep all weights whole in this block of code; changes are taken over."""
         if self._num_pins:
             yield  # as those outside have them
             return
         self._pin()
         with ordinary():
-            seen = [block.look() for block in self.blocks]
+            seen = [block.snapshot() for block in self.blocks]
         try:
             yield
         finally:
@@ -439,7 +433,7 @@ class Rounds(Flow):
                     self._let_go(block)
 
     def stay_whole(self) -> None:
-        """Have all weights for good."""
+        """Keep all weights whole for good."""
         self._pin()
 
     def _pin(self) -> None:
@@ -462,7 +456,7 @@ class Rounds(Flow):
             self._saving = None
 
     def _watch_saved(self) -> None:
-        """Have backward ask for weights, whatever way it comes to them."""
+        """Let backward ask for weights, whatever way it comes to them."""
         top: Any = torch._C._autograd._top_saved_tensors_default_hooks
         outer = top(True)
         # A checkpoint that computes once more counts what is saved; its weights are here.
@@ -501,7 +495,7 @@ class Rounds(Flow):
 
 @contextlib.contextmanager
 def ordinary() -> Iterator[None]:
-    """Have tensors made that may be used anywhere: those of torch.inference_mode may not."""
+    """Make tensors that may be used anywhere: those of torch.inference_mode may not."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 

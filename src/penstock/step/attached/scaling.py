@@ -8,14 +8,16 @@ scale. The scaler's own function is replaced for attached optimizers, as long as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-__all__ = ["Scaling", "Unscale", "taken_scale"]
+from penstock.errors import OptionError
+
+__all__ = ["Scaling", "Unscale", "refuse_narrow", "taken_scale"]
 
 Unscale = Callable[[torch.Tensor], torch.Tensor]
 """Multiplies sums with a number and returns whether any is infinite, or is no number."""
@@ -62,6 +64,16 @@ def _unscale_grads(
         return _plain(scaler, optimizer, inv_scale, found_inf, allow_fp16)
     found = unscale(inv_scale)
     return {found.device: found}
+
+
+def refuse_narrow(params: Iterable[torch.Tensor]) -> None:
+    """Refuse a scaler where sums of gradients are as narrow as what it protects."""
+    if any(param.dtype == torch.float16 for param in params):
+        raise OptionError(
+            "a GradScaler with weights of float16: their gradients are summed in float16, and what "
+            "the scaler saves would be lost when it is scaled back; keep weights in float32 and "
+            "compute under autocast, or use dtype=torch.bfloat16 without a scaler"
+        )
 
 
 def taken_scale(optimizer: Optimizer) -> tuple[torch.Tensor | None, bool]:

@@ -1,7 +1,7 @@
 """State in DTensors, for torch.distributed.checkpoint: each rank saves and loads its part.
 
-Who calls `get_state_dict` and its like is given DTensors where ranks have slices, as FSDP2 does;
-who calls `state_dict` itself is given whole tensors, as torch's optimizers do. A DTensor is cut
+`get_state_dict` and its like return DTensors where ranks have slices, as with FSDP2; `state_dict`
+itself returns whole tensors, as torch's optimizers do. A DTensor is cut
 along one dimension, and slices here are cut without regard for dimensions. So units are gathered
 one after the other, and each rank takes its part of them.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from penstock.step.attached.arenas import dense_strides
 from penstock.step.attached.share import Share
 from penstock.step.comms.comm import Comm
 from penstock.step.program.layouts import part
@@ -53,7 +54,7 @@ class Sharding:
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor that all ranks have as a DTensor, with a copy of this rank's part."""
-        shape, strides = tensor.shape, _strides(tensor)
+        shape, strides = tensor.shape, dense_strides(tensor)
         row = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
         row = row.copy_(tensor).as_strided((tensor.numel(),), (1,))
         start, stop = self._span(shape, strides)
@@ -115,7 +116,3 @@ class Sharding:
 def _outer(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return the dimension along which a part of a tensor is one run of memory."""
     return max(range(len(shape)), key=lambda dim: (shape[dim] > 1, strides[dim], -dim))
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(torch.empty_like(tensor, memory_format=torch.preserve_format).stride())

@@ -1,6 +1,6 @@
 """One rank's share of an arena: optimizer state and sums of gradients in 1/W of the memory.
 
-What lies side by side in one unit and is kin is updated in one go; see `slices`. Parameters that
+What lies side by side in one unit and is cohort is updated in one go; see `slices`. Parameters that
 had no gradient on any rank are left out, as torch leaves out what has none.
 """
 
@@ -17,17 +17,17 @@ from torch.optim import Optimizer
 
 from penstock.step.attached.arenas import Arena, ArenaUnit
 from penstock.step.attached.elementwise import Rule, is_of_elements
-from penstock.step.attached.flow import Parcel
-from penstock.step.attached.slices import Kin, Options, SliceRun, Stepper
+from penstock.step.attached.flow import FlowBucket
+from penstock.step.attached.slices import Options, SliceRun, StepCohort, Stepper
 
 __all__ = ["Share"]
 
 Had = tuple[Collection[str], Mapping[str, Any]]
-"""Of some kin: names of states with elements, and states that are one number."""
+"""States of a cohort: names of those with elements, and those that are one number."""
 
 
 class Share:
-    """What a rank keeps of one arena."""
+    """This rank's slices of one arena, with optimizer state and sums of gradients."""
 
     def __init__(
         self,
@@ -50,22 +50,22 @@ class Share:
         self.masters: torch.Tensor | None = None
         """Weights in full precision, where those in the arena are rounded."""
         self.rounding: torch.dtype | None = None
-        """What weights are rounded to when they are sent."""
+        """The type that weights are rounded to when they are sent."""
         self.states: dict[str, torch.Tensor] = {}
-        """Those that have an element for each weight. Made by the first step, on all ranks."""
+        """States with an element for each weight. Made by the first step, on all ranks."""
         self._rank = rank
         self._make_stepper: Callable[[], Stepper] = lambda: joint or Stepper(optimizer, rule)
         self._runs: dict[ArenaUnit | None, list[SliceRun]] = {}
-        """By unit; under None, of kin of which this rank has nothing."""
+        """By unit; under None, those of cohorts of which this rank has no element."""
         self._steppers: dict[ArenaUnit | None, Stepper] = {}
-        self._kin: dict[int, Kin] = {}
-        """Of each parameter, by number."""
+        self._cohorts: dict[int, StepCohort] = {}
+        """The cohort of each parameter, by number."""
         self._lock = threading.Lock()
-        """Of `states`: lanes update several parcels at a time."""
+        """Guards `states`: threads of lanes update several buckets at a time."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of states and of the weights that are updated."""
+        """Type of states and of the weights that are updated."""
         return self.reduced.dtype if self.masters is None else self.masters.dtype
 
     def keep_masters(self, full: Mapping[int, torch.Tensor]) -> None:
@@ -91,11 +91,11 @@ class Share:
                     place = slice(low + begin - start, low + end - start)
                     self.masters[place].copy_(self.arena.data[begin:end])
 
-    def adopt(self, parcel: Parcel) -> None:
+    def adopt(self, bucket: FlowBucket) -> None:
         """Take weights over that someone has changed where they are used, rounded ones."""
         if self.masters is None:
             return
-        exact, mine = self.masters[parcel.share], parcel.mine
+        exact, mine = self.masters[bucket.share], bucket.mine
         rounded = exact.to(mine.dtype)
         sent = rounded if self.rounding is None else rounded.to(self.rounding).to(mine.dtype)
         if mine.device.type == "cpu" and torch.equal(mine, sent):
@@ -107,7 +107,7 @@ class Share:
 
     def state_of(self, number: int) -> tuple[list[str], dict[str, Any]]:
         """Return which of `states` a parameter has, and copies of those that are one number."""
-        (run, *_) = self._kin[number].runs
+        (run, *_) = self._cohorts[number].runs
         return sorted(run.views), run.numbers()
 
     def zeros_of(self, name: str) -> torch.Tensor:
@@ -115,34 +115,36 @@ class Share:
         return self.arena.share(self.rule.elements.get(name) or self.dtype)
 
     def have(self, every: Iterable[tuple[Collection[int], *Had]]) -> None:
-        """Take these for kin: numbers of parameters, names in `states`, and one-number states."""
+        """Set the cohorts: numbers of parameters, names in `states`, and one-number states."""
         layout = self.arena.layout
-        had = {Kin(params): (names, numbers) for params, names, numbers in every}
+        had = {StepCohort(params): (names, numbers) for params, names, numbers in every}
         for run in (run for runs in self._runs.values() for run in runs):
             run.forget()
         self._runs = {unit: [] for unit in (None, *layout.units)}
         self._steppers = {unit: self._make_stepper() for unit in self._runs}
-        self._kin = {number: kin for kin in had for number in kin.params}
+        self._cohorts = {number: cohort for cohort in had for number in cohort.params}
         for unit in layout.units:
             start, _ = layout.slice_of(unit, self._rank)
             segments = layout.segments(unit, self._rank)
-            by_kin = groupby(segments, lambda each: self._kin[self.params[each.param]])
-            for kin, found in by_kin:
+            by_kin = groupby(segments, lambda each: self._cohorts[self.params[each.param]])
+            for cohort, found in by_kin:
                 mine = list(found)
-                self._run(unit, kin, slice(mine[0].start - start, mine[-1].stop - start), had[kin])
-        for kin, states in had.items():
-            if not kin.runs:
-                self._run(None, kin, slice(0, 1), states)
+                self._run(
+                    unit, cohort, slice(mine[0].start - start, mine[-1].stop - start), had[cohort]
+                )
+        for cohort, states in had.items():
+            if not cohort.runs:
+                self._run(None, cohort, slice(0, 1), states)
 
     def _run(
         self,
         unit: ArenaUnit | None,
-        kin: Kin,
+        cohort: StepCohort,
         place: slice,
         had: Had,
     ) -> None:
         empty = self.arena.data.new_empty(0, dtype=self.dtype)
-        run = SliceRun(kin, place, self._steppers[unit], empty)
+        run = SliceRun(cohort, place, self._steppers[unit], empty)
         self._runs[unit].append(run)
         names, numbers = had
         if names or numbers:
@@ -155,13 +157,13 @@ class Share:
         return flat[slice(*self.arena.layout.share_of(unit))][run.place]
 
     def follow(self, used: Collection[int]) -> None:
-        """Have these parameters, of all, take part in the step that begins."""
-        every = list(dict.fromkeys(self._kin.values()))
-        for kin in every:
-            kin.is_used = any(number in used for number in kin.params)
-        if not all(kin.params.issubset(used) for kin in every if kin.is_used):
-            parts = [kin.params.intersection(used) for kin in every]
-            parts += [kin.params.difference(used) for kin in every]
+        """Choose the parameters that take part in the step that begins."""
+        every = list(dict.fromkeys(self._cohorts.values()))
+        for cohort in every:
+            cohort.is_used = any(number in used for number in cohort.params)
+        if not all(cohort.params.issubset(used) for cohort in every if cohort.is_used):
+            parts = [cohort.params.intersection(used) for cohort in every]
+            parts += [cohort.params.difference(used) for cohort in every]
             self.have((part, *self.state_of(next(iter(part)))) for part in parts if part)
             self.follow(used)
 
@@ -192,15 +194,15 @@ class Share:
 
     # -- the update --------------------------------------------------------------------------
 
-    def ready(self, parcel: Parcel | None) -> tuple[list[SliceRun], torch.Tensor]:
-        """Return what is to be updated of a parcel, with weights and gradients; and the latter.
+    def ready(self, bucket: FlowBucket | None) -> tuple[list[SliceRun], torch.Tensor]:
+        """Return what is to be updated of a bucket, with weights and gradients; and the latter.
 
-        Without a parcel, what this rank has no element of and keeps the numbers of.
+        Without a bucket, what this rank has no element of and keeps the numbers of.
         """
-        runs = [run for run in self._runs[_unit(parcel)] if run.kin.is_used]
-        if parcel is not None:
-            self.adopt(parcel)
-            weights, grads = self.weights_of(parcel), self.grads_of(parcel)
+        runs = [run for run in self._runs[_unit(bucket)] if run.cohort.is_used]
+        if bucket is not None:
+            self.adopt(bucket)
+            weights, grads = self.weights_of(bucket), self.grads_of(bucket)
         elif runs:
             weights = grads = self.arena.data.new_zeros(1, dtype=self.dtype)
         else:
@@ -209,9 +211,9 @@ class Share:
             run.take(weights[run.place], grads[run.place])
         return runs, grads
 
-    def put_all(self, parcel: Parcel | None, runs: Sequence[SliceRun]) -> None:
+    def put_all(self, bucket: FlowBucket | None, runs: Sequence[SliceRun]) -> None:
         """Put states that a step has made, and weights, where they belong."""
-        unit = _unit(parcel)
+        unit = _unit(bucket)
         for run in runs:
             run.param.grad = None
             for name, value in run.state.items():
@@ -223,33 +225,33 @@ class Share:
                         self.states[name] = self.arena.share(value.dtype)
                 run.views[name] = self._view(unit, run, self.states[name]).copy_(value)
                 run.state[name] = run.views[name]
-        if runs and parcel is not None and not self.rule.has_norms:
-            self.put(parcel)  # what is not gathered stays as others have it
+        if runs and bucket is not None and not self.rule.has_norms:
+            self.put(bucket)  # what is not gathered stays as others have it
 
-    def update(self, parcel: Parcel | None, options: Options) -> torch.Tensor:
-        """Update my slice of a parcel, or else the numbers of what this rank has nothing of.
+    def update(self, bucket: FlowBucket | None, options: Options) -> torch.Tensor:
+        """Update this rank's slice of a bucket; without one, the numbers of absent cohorts.
 
         Returns what became of the gradients, which a rule with norms has not gone along yet.
         """
-        runs, grads = self.ready(parcel)
+        runs, grads = self.ready(bucket)
         if runs:
-            self._steppers[_unit(parcel)].step(options, {self.group: runs})
-            self.put_all(parcel, runs)
+            self._steppers[_unit(bucket)].step(options, {self.group: runs})
+            self.put_all(bucket, runs)
         return grads
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, bucket: FlowBucket) -> None:
         """Put weights where they are gathered from."""
         if self.masters is not None:
-            parcel.mine.copy_(self.masters[parcel.share])
+            bucket.mine.copy_(self.masters[bucket.share])
 
-    def weights_of(self, parcel: Parcel) -> torch.Tensor:
+    def weights_of(self, bucket: FlowBucket) -> torch.Tensor:
         """Return the weights of my slice that are updated."""
-        return parcel.mine if self.masters is None else self.masters[parcel.share]
+        return bucket.mine if self.masters is None else self.masters[bucket.share]
 
-    def grads_of(self, parcel: Parcel) -> torch.Tensor:
+    def grads_of(self, bucket: FlowBucket) -> torch.Tensor:
         """Return the sums of my slice in the type of the weights."""
-        return parcel.reduced.to(self.dtype)
+        return bucket.reduced.to(self.dtype)
 
 
-def _unit(parcel: Parcel | None) -> ArenaUnit | None:
-    return None if parcel is None else parcel.unit
+def _unit(bucket: FlowBucket | None) -> ArenaUnit | None:
+    return None if bucket is None else bucket.unit

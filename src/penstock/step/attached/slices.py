@@ -1,10 +1,10 @@
 """The step of an optimizer on slices: runs of elements are its parameters.
 
-Parameters that have made the same steps are *kin*: their numbers, as the count of steps, are the
-same, so what a rank has of them side by side is one run, and one parameter to the optimizer. Where
-one of them gets no gradient in a step, it is left out, as torch leaves it out, and is kin to the
-others no more. A rank that has no element of some kin keeps a run of one element of its own, so all
-ranks know all numbers.
+Parameters that have made the same steps are a *cohort*: their numbers, such as the count of steps,
+are the same, so what a rank has of them side by side is one run, and one parameter to the
+optimizer. A parameter that gets no gradient in a step is left out, as torch leaves it out, and is a
+cohort of its own from then on. A rank that has no element of a cohort keeps a run of one element,
+so all ranks know all numbers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 from penstock.step.attached.elementwise import Rule, attributes_of, shadow, step_of
 from penstock.step.attached.optimizers import Group
 
-__all__ = ["Kin", "Options", "SliceRun", "Stepper", "options_of"]
+__all__ = ["StepCohort", "Options", "SliceRun", "Stepper", "options_of"]
 
 
 class Options(NamedTuple):
-    """What a step is made with; a copy, since it may go on while a scheduler changes them."""
+    """The options of a step: a copy, as a scheduler may change them while the step goes on."""
 
     groups: list[dict[str, Any]]
     attributes: dict[str, Any]
@@ -42,7 +42,7 @@ def options_of(optimizer: Optimizer) -> Options:
     return Options(groups, attributes_of(optimizer))
 
 
-class Kin:
+class StepCohort:
     """Parameters of a share that have made the same steps."""
 
     def __init__(self, params: Collection[int]) -> None:
@@ -91,20 +91,22 @@ class Stepper:
 
 
 class SliceRun:
-    """A run of elements of some kin in one slice, as a parameter of an optimizer."""
+    """A run of elements of some cohort in one slice, as a parameter of an optimizer."""
 
-    def __init__(self, kin: Kin, place: slice, stepper: Stepper, empty: torch.Tensor) -> None:
-        self.kin, self.place = kin, place
-        """Where in the slice it lies."""
+    def __init__(
+        self, cohort: StepCohort, place: slice, stepper: Stepper, empty: torch.Tensor
+    ) -> None:
+        self.cohort, self.place = cohort, place
+        """Its place in the slice."""
         self.param = torch.nn.Parameter(empty)
         self.views: dict[str, torch.Tensor] = {}
-        """Where its states belong, of those that have an element for each of its own."""
+        """Places of its states, of those with an element for each of its own."""
         self._stepper = stepper
-        kin.runs.append(self)
+        cohort.runs.append(self)
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the optimizer keeps of it."""
+        """Its state in the optimizer."""
         return self._stepper.state[self.param]
 
     def numbers(self) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class SliceRun:
         return {n: deepcopy(value) for n, value in self.state.items() if n not in self.views}
 
     def forget(self) -> None:
-        """Have the optimizer keep nothing of it."""
+        """Remove its state from the optimizer."""
         self._stepper.state.pop(self.param, None)
 
     def take(self, weights: torch.Tensor, grads: torch.Tensor) -> None:

@@ -9,14 +9,14 @@ import torch
 from torch.optim import Optimizer
 
 from penstock.errors import StateError
-from penstock.step.attached.others import Gather
+from penstock.step.attached.peer_slices import Gather
 from penstock.step.attached.sharded import whole_of
 from penstock.step.attached.share import Share
 
 __all__ = ["State", "collected", "spread", "unpacked"]
 
 State = dict[str, Any]
-"""Of one parameter, by torch's names."""
+"""The states of one parameter, by torch's names."""
 
 
 def collected(shares: Sequence[Share], gather: Gather) -> dict[int, State]:
@@ -42,7 +42,7 @@ def spread(
     for share in shares:
         share.states = {}
         flats: dict[str, torch.Tensor] = {}
-        kin: dict[Any, tuple[list[int], list[str], dict[str, Any]]] = {}
+        cohort: dict[Any, tuple[list[int], list[str], dict[str, Any]]] = {}
         for index, number in enumerate(share.params):
             names, numbers = [], {}
             state = {name: whole_of(value) for name, value in saved.get(number, {}).items()}
@@ -59,9 +59,9 @@ def spread(
                     flats[name] = share.arena.data.new_zeros(share.arena.layout.length, dtype=dtype)
                 share.arena.view(flats[name], index).copy_(value)
             said = tuple((name, _plain(value)) for name, value in sorted(numbers.items()))
-            kin.setdefault((tuple(sorted(names)), said), ([], names, numbers))[0].append(number)
+            cohort.setdefault((tuple(sorted(names)), said), ([], names, numbers))[0].append(number)
         share.states = {name: share.slices(flat) for name, flat in flats.items()}
-        share.have(kin.values())
+        share.have(cohort.values())
 
 
 def _is_number(share: Share, name: str, value: Any, shape: torch.Size) -> bool:

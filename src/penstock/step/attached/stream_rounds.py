@@ -32,8 +32,8 @@ from typing import Any
 
 import torch
 
-from penstock.step.attached.blocks import ParameterBlock, Seen
-from penstock.step.attached.flow import Lanes, Parcel
+from penstock.step.attached.blocks import ParameterBlock, WeightSnapshot
+from penstock.step.attached.flow import FlowBucket, FlowPlan
 from penstock.step.attached.reshard import AHEAD, Rounds
 from penstock.step.attached.share import Share
 from penstock.step.attached.streams import StreamFlow
@@ -52,7 +52,7 @@ class StreamPool:
         self._aside: list[tuple[Asked, tuple[torch.Tensor, ...]]] = []
 
     def fill(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
-        """Have memory, which is written after this place of the stream."""
+        """Take memory that is written after this point of the stream."""
         with torch.cuda.stream(self.stream):
             storage.resize_(size_bytes)
 
@@ -62,14 +62,14 @@ class StreamPool:
         storage.resize_(0)
 
     def follow(self, handles: Sequence[Handle | None]) -> None:
-        """Have the stream wait for operations of lanes."""
+        """Make the stream wait for operations of lanes."""
         with torch.cuda.stream(self.stream):
             for handle in handles:
                 if handle is not None:
                     handle.wait()
 
     def keep(self, handle: Handle, *tensors: torch.Tensor) -> None:
-        """Hold tensors that were made on the stream until it has waited for who uses them."""
+        """Hold tensors that were made on the stream until it has waited for their users."""
         self._aside.append((Asked(handle), tensors))
         while self._aside and self._aside[0][0]:
             self.follow([self._aside.pop(0)[0].handle])
@@ -93,19 +93,19 @@ class StreamBlock(ParameterBlock):
     def __init__(
         self,
         share: Share,
-        parcels: Sequence[Parcel],
+        buckets: Sequence[FlowBucket],
         params: Sequence[torch.Tensor],
         fetch: Callable[[ParameterBlock], None],
         *,
         flow: StreamRounds,
     ) -> None:
-        super().__init__(share, parcels, params, fetch)
+        super().__init__(share, buckets, params, fetch)
         self._flow = flow
         self._asked: list[Asked] = []
         self._users: set[torch.cuda.Stream] = set()
         """Streams that have waited for these weights."""
-        self._room: torch.cuda.Event | None = None
-        """Where the place for gradients was made."""
+        self._memory: torch.cuda.Event | None = None
+        """Recorded when gradients had memory."""
 
     # -- weights -----------------------------------------------------------------------------
 
@@ -113,12 +113,12 @@ class StreamBlock(ParameterBlock):
         """Ask for all slices; what is gathered is this rank's after its update."""
         flow, pool = self._flow, self._flow.weights
         flow.num_gathers += 1
-        flow.after_updates(self.parcels, pool.stream)
+        flow.after_updates(self.buckets, pool.stream)
         with torch.cuda.stream(pool.stream):
             super().gather(comm, wire)
             flow.has_read = pool.stream.record_event()
         self._asked = [
-            Asked(parcel.gathered) for parcel in self.parcels if parcel.gathered is not None
+            Asked(bucket.gathered) for bucket in self.buckets if bucket.gathered is not None
         ]
 
     def _take_memory(self) -> None:
@@ -133,9 +133,9 @@ class StreamBlock(ParameterBlock):
         stream = current_stream(self._flow.weights.device)
         if stream in self._users:
             return
-        for parcel in self.parcels:
-            if parcel.gathered is not None:
-                parcel.gathered.wait()
+        for bucket in self.buckets:
+            if bucket.gathered is not None:
+                bucket.gathered.wait()
         self._users.add(stream)
         self._come_back()
 
@@ -149,9 +149,9 @@ class StreamBlock(ParameterBlock):
         pool = self._flow.weights
         for stream in self._users:
             pool.stream.wait_stream(stream)
-        pool.follow([parcel.gathered for parcel in self.parcels])
-        for parcel in self.parcels:
-            parcel.gathered = None
+        pool.follow([bucket.gathered for bucket in self.buckets])
+        for bucket in self.buckets:
+            bucket.gathered = None
         self._asked, self._users = [], set()
         super().release()
 
@@ -163,7 +163,7 @@ class StreamBlock(ParameterBlock):
         flat = self.share.arena.data
         flat.record_stream(current_stream(flat.device))
 
-    def take_changed(self, seen: Seen) -> None:
+    def take_changed(self, seen: WeightSnapshot) -> None:
         """Take weights over that were changed, between gathers before and after."""
         pool = self._flow.weights
         stream = current_stream(pool.device)
@@ -174,13 +174,13 @@ class StreamBlock(ParameterBlock):
     # -- gradients ---------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Have memory for gradients, on the current stream too."""
+        """Take memory for gradients, for the current stream too."""
         stream = current_stream(self._flow.grads.device)
-        if self._room is not None:
-            stream.wait_event(self._room)
+        if self._memory is not None:
+            stream.wait_event(self._memory)
         super().make_room()
-        if self._room is None:
-            self._room = stream.record_event()
+        if self._memory is None:
+            self._memory = stream.record_event()
 
     def _take_room(self) -> None:
         pool = self._flow.grads
@@ -190,9 +190,9 @@ class StreamBlock(ParameterBlock):
     def give_room_back(self) -> None:
         """Give the memory of gradients back, after what reads them."""
         pool = self._flow.grads
-        pool.follow([parcel.scattered for parcel in self.parcels])
+        pool.follow([bucket.scattered for bucket in self.buckets])
         pool.empty(self.grads)
-        self._room = None
+        self._memory = None
 
 
 class StreamRounds(Rounds, StreamFlow):
@@ -200,57 +200,48 @@ class StreamRounds(Rounds, StreamFlow):
 
     num_rooms_kept = AHEAD
 
-    def __init__(
-        self,
-        parcels: Sequence[Parcel],
-        scatter_order: Sequence[int],
-        lanes: Lanes,
-        *,
-        num_params: int,
-        wire: str | None,
-        pace: Comm,
-    ) -> None:
-        super().__init__(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
+    def __init__(self, plan: FlowPlan, pace: Comm) -> None:
+        super().__init__(plan)
         self.weights, self.grads = StreamPool(self._device), StreamPool(self._device)
         self.has_read: torch.cuda.Event | None = None
-        """Where the last slice was read for a gather."""
+        """Recorded when the last slice was read for a gather."""
         self.num_gathers = 0
         self._pace = pace
         self._paces: dict[ParameterBlock, tuple[torch.Tensor, Handle]] = {}
-        """By block that was sent: the most gathers that a rank had begun, once that is known."""
-        self._sent: dict[Parcel, Asked] = {}
+        """By block that was sent: the maximum over ranks of gathers begun, when it has come."""
+        self._sent: dict[FlowBucket, Asked] = {}
 
-    def block(self, share: Share, parcels: Sequence[Parcel], params: Any) -> ParameterBlock:
-        """Return a block of a share's parcels and parameters."""
-        return StreamBlock(share, parcels, params, self.fetch, flow=self)
+    def block(self, share: Share, buckets: Sequence[FlowBucket], params: Any) -> ParameterBlock:
+        """Return a block of a share's buckets and parameters."""
+        return StreamBlock(share, buckets, params, self.fetch, flow=self)
 
-    def after_updates(self, parcels: Sequence[Parcel], stream: torch.cuda.Stream) -> None:
-        """Make a stream wait for the updates of some parcels."""
-        for parcel in parcels:
-            if parcel in self._updated:
-                stream.wait_event(self._updated[parcel])
+    def after_updates(self, buckets: Sequence[FlowBucket], stream: torch.cuda.Stream) -> None:
+        """Make a stream wait for the updates of some buckets."""
+        for bucket in buckets:
+            if bucket in self._updated:
+                stream.wait_event(self._updated[bucket])
 
     # -- backward ----------------------------------------------------------------------------
 
-    def _send(self, parcel: Parcel) -> None:
-        self._scatter(parcel)
-        block = self.block_of[parcel.params[0]]
-        if all(each.is_issued for each in block.parcels):
+    def _send(self, bucket: FlowBucket) -> None:
+        self._scatter(bucket)
+        block = self.block_of[bucket.params[0]]
+        if all(each.is_issued for each in block.buckets):
             most = torch.tensor([self.num_gathers])
             self._paces[block] = most, self._pace.all_reduce(most, op="max")
 
-    def _scatter(self, parcel: Parcel) -> Parcel:
-        super()._send(parcel)
-        assert parcel.scattered is not None
-        self._sent[parcel] = Asked(parcel.scattered)
-        return parcel
+    def _scatter(self, bucket: FlowBucket) -> FlowBucket:
+        super()._send(bucket)
+        assert bucket.scattered is not None
+        self._sent[bucket] = Asked(bucket.scattered)
+        return bucket
 
     def _follow(self, issued: object) -> None:
         """Leave it: updates are asked for by `go`."""
 
     def is_scattered(self, block: ParameterBlock, *, is_over: bool) -> bool:
         """Whether memory of gradients may be written again after the sums that were asked for."""
-        if not all(self._sent.get(parcel, True) for parcel in block.parcels):
+        if not all(self._sent.get(bucket, True) for bucket in block.buckets):
             return False
         if is_over:
             return True
@@ -260,37 +251,37 @@ class StreamRounds(Rounds, StreamFlow):
     # -- step --------------------------------------------------------------------------------
 
     @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Have the stream of updates current, after all that reads what is updated."""
+    def updating(self, *read_after: torch.Tensor) -> Iterator[None]:
+        """Make the stream of updates current, after all readers of what is updated."""
         if self.has_read is not None:
             self._updating.wait_event(self.has_read)
-        with super().updating():
+        with super().updating(*read_after):
             yield
 
-    def go(self, update: Callable[[Parcel], None], skipped: set[int]) -> None:
-        """Update each parcel after it is reduced; the first blocks are gathered."""
-        for parcel in self.parcels:
-            parcel.settled.clear()
+    def go(self, update: Callable[[FlowBucket], None], skipped: set[int]) -> None:
+        """Update each bucket after it is reduced; the first blocks are gathered."""
+        for bucket in self.buckets:
+            bucket.settled.clear()
         super().go(update, skipped)
 
-    def _go_on_from(self, parcel: Parcel) -> None:
+    def _go_on_from(self, bucket: FlowBucket) -> None:
         self._pump_gathers()
 
     # -- around ------------------------------------------------------------------------------
 
-    def wait(self, parcels: object) -> None:
-        """Go on: whoever reads weights has its stream wait for them."""
+    def wait(self, buckets: object) -> None:
+        """Return at once: a block that is used makes its stream wait."""
 
     def drain(self) -> None:
         """Make the current stream wait for all that is under way."""
         if self._end is not None:
             current_stream(self._device).wait_event(self._end)
-        for parcel in self.parcels:
-            if (handle := parcel.gathered) is not None:
+        for bucket in self.buckets:
+            if (handle := bucket.gathered) is not None:
                 handle.wait()
 
     def stay_whole(self) -> None:
-        """Have all weights for good."""
+        """Keep all weights whole for good."""
         super().stay_whole()
         for block in self.blocks:
             assert isinstance(block, StreamBlock)

@@ -10,11 +10,11 @@
 
     step = compile(step.on(mesh(dp=2), batch=32, n=block.num_weights), groups, calls=block.calls)
 
-Parameters and buffers become operands. Samples lie along a dimension of the examples, and what is
-said of them is tried out: on values like the examples', some samples alone have to give what they
-give among others. A result has a row for each sample, or is a sum over them; everything else is
-refused. Graphs are traced for the shapes that a rank has, when it first has them; a module is in
-training or not as it was when captured, and what has changed since otherwise is refused.
+Parameters and buffers become operands. Samples lie along a dimension of the examples, which is
+tried out: on values like the examples', some samples alone have to give what they give among
+others. A result has a row for each sample, or is a sum over them; everything else is refused.
+Graphs are traced for the shapes that a rank has, when it first has them. A module is in training or
+not as it was when captured; any other change since then is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Captured(Function):
     """A captured function: inside of a program it is called, outside its `calls` carry it out."""
 
     calls: Mapping[str, Callable[..., Any]] = field(compare=False, repr=False)
-    """What `compile` and `interpret` are given, for tensors and for arrays."""
+    """The `calls=` of `compile` and `interpret`, for tensors and for arrays."""
     graph: Any = field(compare=False, repr=False)
     """The forward, of the shapes of the examples; `print(graph.code)` shows it."""
     body: CapturedBody = field(compare=False, repr=False)
@@ -191,12 +191,12 @@ class CapturedBody:
 
     name: str
     function: Callable[..., Tensors]
-    """Of examples, then weights, then whatever else the module has."""
+    """Takes examples, then weights, then whatever else the module has."""
     num_examples: int
     names: tuple[str, ...]
     dims: tuple[int | None, ...]
     by: tuple[int, ...]
-    """What gradients can be taken by."""
+    """Numbers of the arguments that have gradients."""
     state: dict[str, torch.Tensor]
     """The module's own tensors, weights first."""
     weights: tuple[tuple[int, ...], ...]
@@ -340,7 +340,7 @@ def _as_it_was(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _CapturedTrace:
-    """What a function was when it was captured."""
+    """The graph of a function when it was captured, to find out whether it has changed."""
 
     digest: str
     operands: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
@@ -459,7 +459,7 @@ class _CapturedCall:
 
     @property
     def digest(self) -> str:
-        """Of the function."""
+        """Digest of the function."""
         return self.runs.digest
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:

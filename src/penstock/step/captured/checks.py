@@ -1,4 +1,4 @@
-"""What is found out about a function by trying it: where samples lie in its results, what it keeps.
+"""Trials of a function: they show where samples lie in its results, and what it keeps.
 
 Five samples go in at once, then one and four. A result with a row for each has the rows of both
 runs; a sum over samples is the sum of both. Values are drawn from those of the examples, so that
@@ -23,26 +23,26 @@ from penstock.step.program.calls import Slot
 __all__ = ["CheckedFunction", "check_traced", "found_of"]
 
 _SAMPLES, _FIRST = 5, 2
-"""How many are tried; and how many of them for what is kept. Not one then: shapes with a 1 in them
-may be computed in other ways."""
+"""Samples that are tried; and how many of them to find what is kept, at least two: shapes with a 1
+in them may be computed in other ways."""
 _FIRST_OF_PARTS = (0, _SAMPLES - _FIRST)
-"""Where the latter begin; what a sample has first may say that it is the first."""
+"""First samples of the latter: two places, as a sample may know that it is the first."""
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _ROUGH = 5e-2
-"""Of narrower types, and all of them beside the largest value."""
+"""Tolerance of narrower types. All are parts of the largest value."""
 _ROWS_MAX = 64
-"""Of samples of whole numbers, how many are drawn from."""
+"""Samples of whole numbers to draw from, at the most."""
 _STIR = 0.1
 """How far weights are moved, in parts of their size: a 0 would hide what it is multiplied with."""
 
 Function = Callable[..., Tensors]
 Place = tuple[int, int]
-"""Of a kept value: the dimension that has samples, and how many of its rows belong to each."""
+"""The dimension of a kept value that has samples, and how many of its rows belong to each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedFunction:
-    """What a function turned out to be."""
+    """The results, kept values and costs of a function, as trials have shown them."""
 
     results: tuple[Slot, ...]
     kept: tuple[Slot, ...] = ()
@@ -50,9 +50,9 @@ class CheckedFunction:
     places: tuple[Place, ...] = ()
     num_keepable: int = 0
     skip: frozenset[int] | None = None
-    """What is not kept of what could be; None: all of it."""
+    """Numbers of values that could be kept and are not; None keeps nothing."""
     flops: tuple[float, float] = (0.0, 0.0)
-    """Of a sample, forward and backward."""
+    """Floating-point operations of a sample, forward and backward."""
     why_not: str = ""
     """Why there is no backward."""
 

@@ -27,9 +27,9 @@ __all__ = ["Graphs", "Joint", "Tensors", "graph_digest", "traced", "traced_backw
 
 Tensors = tuple[torch.Tensor, ...]
 _SHARES = ("p", "dropout_p", "dropout")
-"""What operations call the share that they drop."""
+"""Names that operations have for the share that they drop."""
 _FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
-"""What `torch.compiler.is_compiling` and `is_exporting` return; torch.export sets them likewise."""
+"""Flags behind `torch.compiler.is_compiling` and `is_exporting`; torch.export sets them, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ class Graphs:
     keeping: Callable[..., Tensors]
     """Results, then what is kept."""
     backward: Callable[..., Tensors]
-    """Of operands, what was kept and gradients of results: gradients of operands."""
+    """Takes operands, kept values and gradients of results; returns gradients of operands."""
     weights: Callable[..., Tensors]
-    """The same, only by operands that have no samples."""
+    """The same for operands without samples only."""
     kept_shapes: tuple[tuple[int, ...], ...]
     kept_strides: tuple[tuple[int, ...], ...]
-    """As the backward was traced: what is a view of them has to be one."""
+    """Strides for which the backward was traced: its views need them."""
     dtypes: tuple[torch.dtype, ...]
-    """Of what is kept, then of gradients of results: arrays have none as narrow as bfloat16."""
+    """Types of kept values, then of gradients of results. NumPy has no bfloat16."""
     num_keepable: int
-    """What could be kept; some of it may be computed again instead."""
+    """Values that could be kept; some may be computed again instead."""
 
     @property
     def num_kept(self) -> int:

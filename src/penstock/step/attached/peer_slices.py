@@ -1,13 +1,13 @@
-"""Slices that other ranks have, for who saves alone.
+"""Slices of other ranks, for a rank that saves alone.
 
 `if rank == 0: torch.save(optimizer.state_dict(), ...)` is how people save, and the others go on
-meanwhile, to the next forward or to a barrier. So who saves asks for slices, and a thread of each
-rank answers. Between two steps slices stay as they are: no update begins before gradients of all
-ranks have come, and who asks has not made his. `changes` counts what has changed slices, on all
-ranks alike, so who asks is answered when the other one has come as far.
+meanwhile, to the next forward or to a barrier. So the rank that saves asks for slices, and a thread
+of each other rank answers. Between two steps slices stay as they are: no update begins before the
+gradients of all ranks have come, and the rank that asks has not made its own. `changes` counts the
+changes of slices, on all ranks alike, so an answer waits until its rank has come as far.
 
-A program that ends stays until no other rank can want its slices any more: those have ended as
-well, or made for their next step, which then fails at once, as one rank is gone.
+A process that ends stays until no other rank can want its slices any more: the others have ended
+as well, or gone on to their next step, which then fails at once because a rank is gone.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import Any
 import torch
 
 from penstock.errors import PeerError, PenstockError, StateError
-from penstock.step.attached.flow import Flow
+from penstock.step.attached.flow import BucketFlow
 from penstock.step.attached.share import Share
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.comms.answers import Answers, AskedRank
 from penstock.step.comms.comm import Comm
 from penstock.step.comms.shm_memory import Meet
 
-__all__ = ["Gather", "OtherSlices"]
+__all__ = ["Gather", "PeerSlices"]
 
 STAY_S = 30.0
-"""How long a program that ends stays for others that may save."""
+"""How long a process that ends stays for others that may save."""
 _LEAVE = -1
-"""What is asked for instead of a share by who wants to leave."""
+"""Asked for instead of a share by a rank that wants to leave."""
 Gather = Callable[[Share, str | None], torch.Tensor]
 """Returns all ranks' slices of a state, or of the weights, in a row as they lie in the arena."""
 
 
-class OtherSlices:
+class PeerSlices:
     """The slices of all ranks; each opens it, and any may gather.
 
     Args:
@@ -51,7 +51,7 @@ class OtherSlices:
     def __init__(
         self,
         shares: Sequence[Share],
-        flow: Flow,
+        flow: BucketFlow,
         comm: Comm,
         *,
         timeout_s: float,
@@ -160,7 +160,7 @@ class OtherSlices:
             self._flow.follow(share.reduced)
         else:
             # Not what rounds gather as well: that may be waiting for ranks that are elsewhere.
-            self._flow.wait(self._flow.parcels)
+            self._flow.wait(self._flow.buckets)
         # By now all ranks have the same states: the first step makes them.
         return share.slices_of(None if number < 0 else sorted(share.states)[number])
 

@@ -8,35 +8,38 @@ takes its sum along, if all ranks that had one do the same: nobody can take a pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from penstock.errors import StateError
-from penstock.step.attached.away import Gone, gone
 from penstock.step.attached.blocks import ParameterBlock
-from penstock.step.attached.flow import Parcel
-from penstock.step.attached.grads import Grads, numbers_in
+from penstock.step.attached.flow import FlowBucket
+from penstock.step.attached.grads import Grads
+from penstock.step.attached.guarded_grads import ReleasedGrad, released_grad
 from penstock.step.attached.reshard import Rounds
-from penstock.step.attached.word import StepWord, exchange
+from penstock.step.attached.step_exchange import StepMessage, exchange
 from penstock.step.comms.comm import Comm
 
-__all__ = ["SentGrads"]
+__all__ = ["ReleasedGrads"]
 
-Part = tuple[Parcel, int]
-"""What of a parameter, by number, lies in a parcel."""
+Part = tuple[FlowBucket, int]
+"""The part of a parameter, by number, that lies in a bucket."""
 
 
-class SentGrads(Grads):
+class ReleasedGrads(Grads):
     """Gradients with memory from backward until they are scattered."""
 
     def __init__(
-        self, params: Sequence[torch.Tensor], views: Sequence[torch.Tensor], flow: Rounds
+        self,
+        params: Sequence[torch.Tensor],
+        views: Sequence[torch.Tensor],
+        flow: Rounds,
+        read: Callable[[int], None],
     ) -> None:
-        super().__init__(params, views, flow)
+        super().__init__(params, views, flow, read)
         self._rounds = flow
-        pairs = [(each, number) for each in flow.parcels for number in each.params]
+        pairs = [(each, number) for each in flow.buckets for number in each.params]
         self._places = {pair: place for place, pair in enumerate(pairs)}
         self._void: set[Part] = set()
         """Thrown away after they were sent."""
@@ -45,7 +48,7 @@ class SentGrads(Grads):
         self._with_room: dict[ParameterBlock, None] = {}
         self._over: set[ParameterBlock] = set()
         """With room for gradients of a step that is over."""
-        self._gone = [gone(param) for param in params]
+        self._gone = [released_grad(param) for param in params]
         flow.also_reap = self._reap
 
     def before(self, number: int) -> None:
@@ -58,13 +61,14 @@ class SentGrads(Grads):
             return
         if param.grad is None:
             self._throw_away(number)
-        elif isinstance(param.grad, Gone):
+        elif isinstance(param.grad, ReleasedGrad):
             if param.grad.is_zero:
                 self._throw_away(number)
             param.grad = None
         elif self._is_changed(number):  # as by setting it to zero; it holds, not what was sent
             self._throw_away(number)
-            param.grad = param.grad.clone(memory_format=torch.preserve_format)
+            with torch._C.DisableTorchFunctionSubclass():
+                param.grad = param.grad.clone(memory_format=torch.preserve_format)
         elif self.is_home(number):
             param.grad = None
         elif number not in self._later:  # one that the user has put there
@@ -80,10 +84,10 @@ class SentGrads(Grads):
 
     def is_home(self, number: int) -> bool:
         """Whether a gradient is in its arena."""
-        return not isinstance(self.params[number].grad, Gone) and super().is_home(number)
+        return not isinstance(self.params[number].grad, ReleasedGrad) and super().is_home(number)
 
     def make_room(self, number: int) -> None:
-        """Have memory for a gradient."""
+        """Take memory for a gradient."""
         block = self._rounds.block_of[number]
         self._over.discard(block)
         self._with_room.setdefault(block)
@@ -92,7 +96,7 @@ class SentGrads(Grads):
     def bring_the_rest(self) -> None:
         """Put into arenas what no hook has; where there is no gradient, zeros."""
         for number, param in enumerate(self.params):
-            if isinstance(param.grad, Gone):
+            if isinstance(param.grad, ReleasedGrad):
                 if param.grad.is_zero:
                     param.grad.is_zero = False
                     self._throw_away(number)
@@ -122,31 +126,31 @@ class SentGrads(Grads):
         """Put into arenas what has come after it was sent; all ranks have sent by now."""
         for number in sorted(self._later):
             grad = self.params[number].grad
-            if grad is not None and not isinstance(grad, Gone):
+            if grad is not None and not isinstance(grad, ReleasedGrad):
                 self._with_room.setdefault(self._rounds.block_of[number])
                 self._rounds.clear_sent(self._rounds.block_of[number])
                 self.bring(number)
         self._later.clear()
 
-    def agree(self, word: Comm, mine: StepWord) -> set[int]:
+    def agree(self, control: Comm, mine: StepMessage) -> set[int]:
         """Return the parameters with a gradient on any rank; send what has come later."""
         self._rounds.meet("step")
         self._bring_later()
         kept = {
-            self._places[parcel, number]
+            self._places[bucket, number]
             for number in self.filled
-            for parcel in self.flow.of_param[number]
-            if (parcel, number) not in self._void
+            for bucket in self.flow.of_param[number]
+            if (bucket, number) not in self._void
         }
         void = {self._places[part] for part in self._void}
         numbers, places, dirty = range(len(self.params)), range(len(self._places)), self.flow.dirty
         rows = [
-            [float(param.grad is not None) for param in self.params],
-            [float(number in dirty) for number in numbers],
-            [float(place in void) for place in places],
-            [float(place in kept) for place in places],
+            [param.grad is not None for param in self.params],
+            [number in dirty for number in numbers],
+            [place in void for place in places],
+            [place in kept for place in places],
         ]
-        used, dirty, void, kept = map(numbers_in, exchange(word, mine, rows).rows)
+        used, dirty, void, kept = exchange(control, mine, rows)
         parts = list(self._places)
         for place in sorted(void & kept):
             self._refuse(parts[place][1])
@@ -177,15 +181,14 @@ class SentGrads(Grads):
         self._reap()
 
     def _is_changed(self, number: int) -> bool:
-        grad: Any = self.params[number].grad
-        return self.is_home(number) and grad._version != self._versions[number]
+        return self.is_home(number) and self.views[number]._version != self._versions[number]
 
     def _throw_away(self, number: int) -> None:
-        for parcel in self.flow.of_param[number]:
-            if parcel.is_issued:
-                self._void.add((parcel, number))
+        for bucket in self.flow.of_param[number]:
+            if bucket.is_issued:
+                self._void.add((bucket, number))
             elif self._rounds.block_of[number].has_room:
-                parcel.grads[slice(*parcel.places[number])].zero_()
+                bucket.grads[slice(*bucket.places[number])].zero_()
 
     def _reap(self) -> None:
         """Give memory back of what has been scattered."""
@@ -201,7 +204,7 @@ class SentGrads(Grads):
                     self._give_back(block)
 
     def _is_sent(self, block: ParameterBlock) -> bool:
-        is_sent = all(parcel.is_issued for parcel in block.parcels)
+        is_sent = all(bucket.is_issued for bucket in block.buckets)
         return is_sent and not self._rounds.is_cleared(block)
 
     def _give_back(self, block: ParameterBlock) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.step.attached.away import stand_in
 from penstock.step.attached.blocks import ParameterBlock
-from penstock.step.attached.flow import Parcel
+from penstock.step.attached.flow import FlowBucket
 from penstock.step.attached.plan import Agreement
 from penstock.step.attached.record import Record
+from penstock.step.attached.released_params import stand_in
 from penstock.step.attached.reshard import Rounds, ordinary
 from penstock.step.attached.share import Share
 
@@ -22,7 +22,7 @@ __all__ = ["Saving", "begin_rounds", "blocks_of_modules"]
 
 def begin_rounds(
     flow: Rounds,
-    found: Sequence[tuple[Parcel, Share]],
+    shares: Mapping[FlowBucket, Share],
     params: Sequence[torch.Tensor],
     agreement: Agreement,
     record: Record,
@@ -30,12 +30,12 @@ def begin_rounds(
     """Make blocks of shares, and give their memory back."""
     first = {number: place for place, number in enumerate(agreement.by_use)}
     ready = {number: place for place, number in enumerate(agreement.by_readiness)}
-    parcels: dict[Share, list[Parcel]] = {}
-    for parcel, share in found:
-        parcels.setdefault(share, []).append(parcel)
+    buckets: dict[Share, list[FlowBucket]] = {}
+    for bucket, share in shares.items():
+        buckets.setdefault(share, []).append(bucket)
     blocks = [
         flow.block(share, each, [params[number] for number in share.params])
-        for share, each in parcels.items()
+        for share, each in buckets.items()
     ]
     for block in blocks:
         block.graded = {n for n in block.numbers if n in record.ready} or set(block.numbers)
@@ -62,7 +62,7 @@ def blocks_of_modules(
 
 
 Parts = Mapping[torch.Tensor, torch.Tensor]
-"""What a state has of parameters: copies, or DTensors."""
+"""What stands for parameters in a state: copies, or DTensors."""
 
 
 class Saving:
@@ -89,7 +89,7 @@ class Saving:
         return bool(self._modules)
 
     def enter(self, module: nn.Module, parts: Callable[[], Parts] | None = None) -> None:
-        """Have whole weights from now on, which all ranks ask for, or these in their place."""
+        """Provide whole weights from now on, which all ranks ask for, or `parts` in their place."""
         if self._modules and self._modules[0] is not module:
             self._modules.append(module)
             return
@@ -135,5 +135,6 @@ class Saving:
                 if key not in copies:
                     copies[key] = value.detach().clone(memory_format=torch.preserve_format)
                 assert state is not None
-                if not isinstance(value, nn.Parameter):  # who keeps variables wants them
+                # With keep_vars=True the parameters themselves are asked for.
+                if not isinstance(value, nn.Parameter):
                     state[name] = copies[key]
