@@ -27,7 +27,7 @@ def test_the_table_names_the_limit_and_what_is_needed(
     assert main([*words, "--samples", "100000"]) == 0
     out = capsys.readouterr().out
     assert "all: store-bandwidth=100MB" in out
-    assert "store limits instead of latency" in out
+    assert "the limit is store, not latency" in out
 
 
 def test_needs_are_those_that_end_the_stall(

@@ -79,3 +79,21 @@ def test_small_files_are_read_whole(tmp_path: Path) -> None:
     assert analysis.patterns[0].label == "whole files"
     assert analysis.patterns[0].reuse == pytest.approx(0.5)
     assert analysis.patterns[0].concurrency_max == 1
+
+
+def test_files_that_are_read_in_pieces_are_read_whole(tmp_path: Path) -> None:
+    """As np.load does it: a head, then a bit back, and the rest; a second epoch begins anew."""
+    to = Recorder(tmp_path, role="train", rank=0)
+    for i in range(2 * COUNT):
+        at = i * MS + 1
+        name = to.name(f"file-{i % COUNT}")
+        for offset, size in ((0, 4096), (128, 20_000), (20_128, 9_000)):
+            to.span(
+                Kind.READ, at + offset, at + offset + size, object_id=name, offset=offset,
+                size_bytes=size,
+            )  # fmt: skip
+        if i % 8 == 7:
+            to.span(Kind.NEXT, at, at + MS // 2, step=i // 8, epoch=0, count=8)
+    to.close()
+    [pattern] = analyze(read_trace(tmp_path)).patterns
+    assert (pattern.label, pattern.sequential, pattern.random) == ("whole files", 1.0, 0.0)

@@ -100,3 +100,10 @@ def test_ranks_of_two_machines_are_groups_of_their_own(tmp_path: Path) -> None:
     assert main(["export", str(tmp_path / "run"), "--perfetto", str(path)]) == 0
     groups = {e["pid"] for e in loaded(path) if e["ph"] == "X"}
     assert len(groups) == 2
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), "--perfetto", str(tmp_path / "missing" / "run.json")]) == 1
+    assert "cannot be written: No such file or directory; name another" in capsys.readouterr().err

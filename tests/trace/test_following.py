@@ -14,7 +14,7 @@ from penstock.trace.recorder import ROWS_MAX
 
 
 def steps_of(follower: TraceFollower) -> list[int]:
-    return [int(n) for process in follower.look() for rows in process.rows for n in rows["step"]]
+    return [int(n) for process in follower.look() for _, rows in process.rows for n in rows["step"]]
 
 
 @given(st.lists(st.sampled_from([1, 7, ROWS_MAX - 1, ROWS_MAX, ROWS_MAX + 3, "flush", "look"])))

@@ -37,6 +37,8 @@ Examples
   penstock analyze runs/today --json | jq .verdict.sentence
 """
 _WINDOW_MAX = 20
+_APART_MAX = 0.2
+"""Where the parts leave more of a step unexplained, the runs say little about each other."""
 _WINDOWS = 4
 """Windows that a job with few steps should have: two of each kind."""
 
@@ -195,4 +197,10 @@ def _split_lines(split: DifferentialSplit) -> list[str]:
         "  communication": split.communicate_s,
         "  unexplained": split.unexplained_s,
     }
-    return [f"  {name:<18}{show_seconds(value):>10} a step" for name, value in values.items()]
+    lines = [f"  {name:<18}{show_seconds(value):>10} a step" for name, value in values.items()]
+    if abs(split.unexplained_s) > _APART_MAX * split.real_s:
+        lines += [
+            "  The runs differ by more than these parts: other programs, or steps that are not",
+            "  alike. Repeat it on a machine that does nothing else, and with more steps.",
+        ]
+    return lines

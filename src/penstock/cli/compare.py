@@ -17,6 +17,9 @@ Examples
   penstock compare runs/before runs/after --html compared.html
 """
 
+_BEFORE = 3
+"""Characters that two texts share, and that are shown before those in which they differ."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
@@ -57,9 +60,24 @@ def run(args: argparse.Namespace) -> int:
         screen.heading("Settings that differ")
         label = max(len(name) for name, *_ in found.settings)
         wide = (screen.width - label - 6) // 2
-        rows = [[name, cut(a, wide), cut(b, wide)] for name, a, b in found.settings]
+        rows = [[name, *_cut_where_they_differ(a, b, wide)] for name, a, b in found.settings]
         screen.table(["", *(cut(name, wide) for name in names)], rows)
     return 0
+
+
+def _cut_where_they_differ(first: str, second: str, width: int) -> tuple[str, str]:
+    """Return two texts that are not wider than `width` and show where they begin to differ.
+
+    >>> _cut_where_they_differ("python train.py --lr 1", "python train.py --lr 2", 10)
+    ('…py --lr 1', '…py --lr 2')
+    """
+    longest = max(len(first), len(second))
+    pairs = enumerate(zip(first, second, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+    skipped = min(same - _BEFORE, longest - width + 1)
+    if longest <= width or skipped <= 0:
+        return cut(first, width), cut(second, width)
+    return cut(f"…{first[skipped:]}", width), cut(f"…{second[skipped:]}", width)
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:

@@ -58,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
     trace = read_trace(args.run)
     for write, path, what in writers:
         if path is not None:
-            count = write(trace, path, steps)
+            try:
+                count = write(trace, path, steps)
+            except OSError as error:
+                raise OptionError(
+                    f"{path} cannot be written: {error.strerror or error}; name another place"
+                ) from None
             print(f"{path}: {show_count(count)} {what}, {show_bytes(_size_of(path))}")
     return 0
 

@@ -149,7 +149,7 @@ def _show_model(screen: Screen, model: RunModel) -> None:
             f"workers of a rank: {settings.workers}",
             "data": f"{settings.num_samples:,} samples"
             + (f", {show_bytes(settings.dataset_bytes)}" if settings.dataset_bytes else ""),
-            "measured": f"{show_seconds(measured.step_s)} a step, "
+            "measured": f"{show_seconds(measured.step_s)} a step in the last epoch, "
             f"{measured.stall_share:.0%} of it waiting",
             "model": f"{fits}: its replay of the run is {model.self_check():+.1%} off",
         }
@@ -226,7 +226,7 @@ def _show_takeovers(screen: Screen, model: RunModel, asked: list[tuple[WhatIf, F
     by_nodes = {question.nodes or 1: forecast for question, forecast in asked}
     for takeover in takeovers(model, by_nodes, asked[0][0]):
         screen.line(
-            f"  from about {takeover.nodes} nodes on, {takeover.after} limits instead of "
+            f"  from about {takeover.nodes} nodes on, the limit is {takeover.after}, not "
             f"{takeover.before}"
         )
 

@@ -20,6 +20,9 @@ Examples
   penstock trace --differential 50 -- python train.py
 """
 
+_SIGNALLED = 128
+"""An exit status above it is this plus the number of a signal."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
@@ -63,22 +66,30 @@ def run(args: argparse.Namespace) -> int:
     # To stderr: the job's own output may be read by another program.
     try:
         trace = read_trace(folder)
-        print(_summary(trace), file=sys.stderr)
+        print(_summary(trace, status), file=sys.stderr)
         print(_verdict(trace), end="", file=sys.stderr)
     except Exception as error:  # Whoever started the job wants its exit status, whatever we think.
         print(f"penstock: the trace in {folder} could not be judged: {error}", file=sys.stderr)
     return status
 
 
-def _summary(trace: Trace) -> str:
-    batches, reads = trace.of(Kind.NEXT), trace.of(Kind.READ)
+def _summary(trace: Trace, status: int) -> str:
+    # Penstock's own rows have its requests; reads below them are the same bytes again.
+    requests = trace.of(Kind.FETCH, Kind.TIER_READ, Kind.PEER_REQUEST)
+    batches, reads = trace.of(Kind.NEXT), requests if len(requests) else trace.of(Kind.READ)
     lines = [
         f"penstock: traced to {trace.folder}",
-        f"penstock: {show_count(len(batches))} batches, waited "
-        f"{batches['wait_ns'].sum() / 1e9:.1f} s; {show_count(len(reads))} reads, "
+        f"penstock: {show_count(len(batches))} {'batch' if len(batches) == 1 else 'batches'}, "
+        f"waited {batches['wait_ns'].sum() / 1e9:.1f} s; {show_count(len(reads))} reads, "
         f"{show_bytes(int(reads['size_bytes'].sum()))}",
     ]
-    if not len(batches):
+    if status > _SIGNALLED:
+        lines.append(f"penstock: the job was ended by signal {status - _SIGNALLED}")
+    elif status:
+        lines.append(f"penstock: the job ended with exit status {status}")
+    if not len(batches) and status:
+        lines.append("penstock: it ended before its loop asked for a batch")
+    elif not len(batches):
         lines.append(
             "penstock: no loop over a DataLoader was seen; is Penstock installed in the "
             "environment of the command's Python?"

@@ -48,7 +48,7 @@ class ClockReading:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFacts:
-    """What was known of the clocks."""
+    """How the clocks of machines compare."""
 
     readings: Mapping[str, tuple[ClockReading, ...]]
     """Of each machine, by its boot."""
@@ -56,7 +56,7 @@ class ClockFacts:
     """In words, for the report."""
 
     def offset_ns(self, boot: str, at_ns: Any = None) -> Any:
-        """Return what to add to times of a machine; between two readings it moves in a line."""
+        """Return what to add to times of a machine, interpolated between two readings."""
         readings = self.readings.get(boot, ())
         if not readings:
             return 0

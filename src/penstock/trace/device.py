@@ -46,16 +46,16 @@ class DeviceTimes:
         self._open: _StepEvents | None = None
 
     def got(self, step: int, now_ns: int) -> None:
-        """Take note that the loop has got a batch."""
+        """Note that the loop has got a batch."""
         if self._open is None and (event := self._event()) is not None:
             self._open = _StepEvents(number=step, begun=event, begun_ns=now_ns)
 
     def waited(self) -> None:
-        """Take note that the loop waits since the last batch: what is open would hold the wait."""
+        """Note that the loop waits since the last batch: what is open would hold the wait."""
         self._open = None
 
     def asked(self, now_ns: int) -> None:
-        """Take note that the loop asks for the next batch; record steps that are over."""
+        """Note that the loop asks for the next batch; record steps that are over."""
         step = self._open
         if step is None:
             return

@@ -125,7 +125,7 @@ def _span(trace: Trace, row: Any) -> dict[str, Any]:
 
 
 def _arrows(spans: Rows) -> Iterator[dict[str, Any]]:
-    """Yield the two ends of an arrow for each job: from made to the `next` that took it."""
+    """Yield the two ends of an arrow for each batch: from its end to the `next` that took it."""
     taken = {
         (int(row["rank"]), int(row["epoch"]), int(row["step"])): row
         for row in spans[(spans["kind"] == Kind.NEXT) & (spans["flags"] & Flag.RESIDENT == 0)]

@@ -158,7 +158,7 @@ def _shares(before: tuple[int, int, int], now: tuple[int, int, int]) -> dict[str
 
 
 def _pressure(resource: str) -> float | None:
-    """Return the share of the last ten seconds, in percent, in which something waited for it."""
+    """Return the percentage of the last ten seconds in which a task waited for a resource."""
     for word in _text(_PROC / "pressure" / resource).split():
         if word.startswith("avg10="):
             return float(word[6:])

@@ -133,24 +133,24 @@ class LoopRecorder:
         return is_here and self.is_with_gradients and self._object_id != object_id
 
     def paused(self) -> None:
-        """Take note that the process turns to another loader: that is no work of a step."""
+        """Note that the process turns to another loader: that is no work of a step."""
         self.asked_at(time.perf_counter_ns())
         self._since_ns = self._num_steps = 0
         if self._device is not None:
             self._device.waited()
 
     def left(self) -> None:
-        """Take note that nobody iterates any more, perhaps before the end."""
+        """Note that nobody iterates any more, perhaps before the end."""
         self.step_ended()
 
     def asked(self) -> int:
-        """Take note that the loop asks for a batch; return when."""
+        """Note that the loop asks for a batch; return when."""
         now_ns = time.perf_counter_ns()
         self.asked_at(now_ns)
         return now_ns
 
     def asked_at(self, now_ns: int) -> None:
-        """Take note that the loop asks for a batch now."""
+        """Note that the loop asks for a batch now."""
         if self._since_ns and now_ns - self._since_ns >= _FACTS_EVERY_NS:
             self._record_launch(now_ns)
         if self._is_counting:
@@ -159,7 +159,7 @@ class LoopRecorder:
             self._try(self._device.asked, now_ns)
 
     def step_ended(self) -> None:
-        """Take note that a step is over, though the loop has not asked for the next batch yet."""
+        """Note that a step is over, though the loop has not asked for the next batch yet."""
         if self._is_counting and self._operations is not None:
             self._is_counting = False
             self._try(self._operations.ended)
@@ -212,7 +212,7 @@ class LoopRecorder:
             self._since_ns = now_ns
 
     def ended(self) -> None:
-        """Take note that the loop asks for no more: what it does from here on is no step."""
+        """Note that the loop asks for no more: what it does from here on is no step."""
         self._since_ns = self._num_steps = 0
         self.step_ended()
         if self._device is not None:

@@ -31,7 +31,7 @@ class OperationCount:
         return self._thread != 0
 
     def got(self, number: int) -> None:
-        """Take note that the loop has got a batch; begin to count if it is one of some.
+        """Note that the loop has got a batch; begin to count if it is one of some.
 
         `number`: how many it has got before, as far as the loop counts.
         """
@@ -74,7 +74,7 @@ class OperationCount:
         return torch._C._autograd._disable_profiler_legacy()
 
     def ended(self) -> None:
-        """Take note that the work of a step is over."""
+        """Note that the work of a step is over."""
         events = self._stop()
         if events is None:
             return

@@ -20,7 +20,8 @@ from penstock.trace.schema import ROW
 
 _ROWS_AT_ONCE = 256
 _TRIES = 8
-_ALONE = -1
+ALONE = -1
+"""The number of a segment whose rows are in no chunk: a file of the preloaded library."""
 _NONE: Rows = np.zeros(0, ROW)
 
 
@@ -29,7 +30,7 @@ class SegmentRows:
     """Some rows of a thread."""
 
     number: int
-    """Of the segment, in its process; -1 for a file whose rows are in no chunk."""
+    """Of the segment, in its process, or `ALONE`."""
     first: int
     """The number of the first row that is in the file: those before it are in chunks."""
     thread: int
@@ -55,8 +56,9 @@ def read_segment(path: Path, seen: dict[int, int]) -> SegmentRows | None:
             magic, number, first, mark = SEGMENT_HEAD.unpack(head)
             if magic == COUNTED_MAGIC:
                 # Its mark is the number of rows, and was read before them.
-                rows = _read(file, 0, mark)
-                return SegmentRows(number=_ALONE, first=0, thread=number, rows=rows, start=0)
+                start = seen.get(ALONE, 0)
+                rows = _read(file, start, mark - start)
+                return SegmentRows(number=ALONE, first=0, thread=number, rows=rows, start=start)
             start = max(first, seen.get(number, 0))
             if magic != SEGMENT_MAGIC:
                 return None

@@ -245,6 +245,11 @@ def test_other_views_see_less_and_say_so(view: str, data: Path, tmp_path: Path) 
         reads = reads_of(trace, ".bin")
         assert reads["size_bytes"].sum() == whole
         assert (reads["offset"] == 0).all()
+        # Nobody counts them a second time, and they are reads of the processes of the job.
+        files = trace.of(Kind.READ)
+        assert set(trace.names_of(files["object"])) == set(trace.names_of(reads["object"]))
+        pids = {p.pid for p in trace.processes if p.role != "native"}
+        assert {trace.processes[n].pid for n in reads["process"].tolist()} <= pids
     else:
         # Sums of batches: the one that was not finished is missing.
         read = trace.of(Kind.READ)["size_bytes"].tolist()

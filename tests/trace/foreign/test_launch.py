@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.cli.parser import parse
 from penstock.errors import OptionError
 from penstock.trace import read_trace
@@ -63,3 +64,30 @@ def test_options_behind_the_dashes_are_the_jobs_own() -> None:
     _, args = parse(["trace", "--out", "r", "--", "python", "train.py", "--debug", "--out", "x"])
     assert args.command == ["python", "train.py", "--debug", "--out", "x"]
     assert args.out == "r"
+
+
+def test_a_job_that_died_before_its_loop_is_not_taken_for_one_without_penstock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import os, sys; os.kill(os.getpid(), 9)"
+    words = ["trace", "--with", "python", "--out", str(tmp_path / "run")]
+    assert main([*words, "--", sys.executable, "-c", program]) == 128 + signal.SIGKILL
+    said = capsys.readouterr().err
+    assert "was ended by signal 9" in said
+    assert "before its loop asked for a batch" in said
+    assert "installed" not in said
+
+
+def test_the_summary_of_penstocks_own_loader_has_its_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = (
+        "import sys; from penstock.trace import Kind, Recorder; "
+        "r = Recorder(sys.argv[1], role='train'); r.span(Kind.NEXT, 1, 2, count=1); "
+        "r.span(Kind.FETCH, 1, 2, size_bytes=7000); r.span(Kind.READ, 1, 2, size_bytes=50); "
+        "r.close()"
+    )
+    folder = str(tmp_path / "run")
+    words = ["trace", "--with", "python", "--out", folder]
+    assert main([*words, "--", sys.executable, "-c", program, folder]) == 0
+    assert "1 batch, waited 0.0 s; 1 reads, 7 kB" in capsys.readouterr().err

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from penstock.trace import Flag, Kind, Trace, read_trace
+from penstock.trace.following import TraceFollower
 from penstock.trace.foreign import library
 from penstock.trace.native import pack_native
 
@@ -246,3 +247,43 @@ def test_without_a_compiler_a_sentence_says_so(
     found, problem = library.preload_library()
     assert found is None
     assert "no C compiler" in problem
+
+
+STILL_READING = """
+import sys
+with open(sys.argv[1], "rb", buffering=0) as file:
+    for line in sys.stdin:
+        file.read(int(line))
+        print(line, end="", flush=True)
+"""
+
+
+def test_reads_are_followed_while_the_job_runs_and_count_once_when_it_has_ended(
+    preload: Path, tmp_path: Path
+) -> None:
+    folder, data = tmp_path / "run", tmp_path / "a.bin"
+    folder.mkdir()
+    data.write_bytes(bytes(10_000))
+    follower = TraceFollower(folder)
+
+    def sizes() -> list[int]:
+        rows = [rows for process in follower.look() for _, rows in process.rows]
+        return [int(n) for some in rows for n in some["size_bytes"][some["kind"] == Kind.READ]]
+
+    job = subprocess.Popen(
+        [sys.executable, "-S", "-c", STILL_READING, str(data)],
+        env={**os.environ, "PENSTOCK_TRACE": str(folder), "LD_PRELOAD": str(preload)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdin is not None
+    assert job.stdout is not None
+    for size in (100, 70):
+        job.stdin.write(f"{size}\n")
+        job.stdin.flush()
+        job.stdout.readline()
+        assert sizes() == [size]
+    job.communicate()
+    assert pack_native(folder) == ""
+    assert sizes() == []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.report.analysis.changes import SuggestedChange, changes_for
+from penstock.report.analysis.interference import settled_real
 from penstock.report.analysis.values import Advice, Analysis, Finding
 from penstock.report.model import WhatIf, calibrate
 from penstock.trace.reading import Trace
@@ -25,6 +26,11 @@ SHARE_MIN = 0.05
 """Causes that take less of the time get no advice."""
 AGREED = 0.15
 """Two predictions of the throughput that differ by no more than this agree."""
+STEPS_MIN = 8
+"""Fewer steps than this show what happened to happen: no change follows from them."""
+CONTENDED = 0.3
+"""Where threads of the job wait this share of their time for cores that other processes use, the
+next run will be another one: no gain is sure."""
 FIT_MAX = 0.10
 """A model that misses its own run by more than this is not asked."""
 
@@ -43,6 +49,13 @@ def advice_for(analysis: Analysis, trace: Trace) -> tuple[tuple[Advice, ...], tu
     """Return the ranked advice, and notes about the predictions in it."""
     findings = analysis.verdict.findings
     wanted = [f for f in findings if f.share >= SHARE_MIN][:4]
+    num_steps = int(settled_real(analysis.steps).sum())
+    if num_steps < STEPS_MIN:
+        note = (
+            f"The verdict rests on {num_steps} {'step' if num_steps == 1 else 'steps'}, and no "
+            f"advice follows from fewer than {STEPS_MIN}: trace a longer run."
+        )
+        return (), (note,)
     # Where nothing takes more than runs of the same job differ by, no change is worth its cost.
     if not wanted or analysis.verdict.cause in ("compute-bound", "healthy"):
         return (), ()
@@ -72,8 +85,8 @@ def _advice(
     (gain, low, high), confidence = _agreed(known, asked)
     if asked is None:
         confidence = "medium" if change.is_certain or change.gain else "low"
-    if low <= 0:
-        confidence = "low"  # A band that holds "no gain" as well is not sure of anything.
+    if low <= 0 or analysis.system.contention >= CONTENDED:
+        confidence = "low"  # A band that holds "no gain" is sure of nothing.
     return Advice(
         rank=0,
         title=change.title,

@@ -22,7 +22,12 @@ from penstock.report.analysis.parameters import parameters_of, traced_parameter
 from penstock.report.analysis.patterns import patterns_of, reads_of, sharing_of
 from penstock.report.analysis.phases import epoch_of_rows, epoch_sums, phases_of
 from penstock.report.analysis.series import distributions_of, source_timeline, wait_matrix
-from penstock.report.analysis.sources import SourceNames, is_remote, source_names
+from penstock.report.analysis.sources import (
+    SourceNames,
+    is_of_validation,
+    is_remote,
+    source_names,
+)
 from penstock.report.analysis.steps import step_table, with_interference, with_launch
 from penstock.report.analysis.values import (
     CATEGORIES,
@@ -112,8 +117,15 @@ def _disturbed(
         other = baseline_table(baseline, other_loops)
         of_baseline = interference_of(other, other_loops)
         if of_baseline.method == "differential":
+            # The machine may have been slower then: what carries over is the ratio of the two.
+            scale = measured.real_s / of_baseline.real_s if of_baseline.real_s else 1.0
             measured = replace(
-                of_baseline, lock=measured.lock, no_core=measured.no_core, on_core=measured.on_core
+                of_baseline,
+                real_s=measured.real_s,
+                resident_s=of_baseline.resident_s * scale,
+                lock=measured.lock,
+                no_core=measured.no_core,
+                on_core=measured.on_core,
             )
     if measured.method == "differential":
         table = with_interference(table, measured.real_s - measured.resident_s)
@@ -130,7 +142,8 @@ def _gathered(
     trace: Trace, loops: tuple[TrainingLoop, ...], sources: SourceNames, table: StepTable
 ) -> dict[str, Any]:
     facts = trace.facts()
-    reads = reads_of(trace, sources)
+    every_read = reads_of(trace, sources)
+    reads = every_read[~is_of_validation(trace, every_read)]
     read_epoch = epoch_of_rows(reads, loops)
     epochs = epoch_sums(table, reads, read_epoch, sources)
     samples = {loop.rank: int(loop.samples[~loop.is_resident].sum()) for loop in loops}
@@ -149,8 +162,8 @@ def _gathered(
         "parts": shares_of(table, kept),
         "fetch_by_source": _source_shares(table, kept),
         "steady": _steady(table, kept),
-        "completeness": completeness_of(trace, reads, loops),
-        "phases": phases_of(trace, table, epochs, reads, sources),
+        "completeness": completeness_of(trace, every_read, loops),
+        "phases": phases_of(trace, table, epochs, every_read, sources),
         "patterns": patterns_of(trace, reads, samples),
         "sharing": sharing_of(
             trace, reads, read_epoch, sample_bytes=sample_bytes, num_samples=sum(samples.values())
@@ -158,8 +171,8 @@ def _gathered(
         "steps": table,
         "epochs": epochs,
         "waits": wait_matrix(loops),
-        "timeline": source_timeline(reads, loops, sources),
-        "distributions": distributions_of(trace, reads, loops, sources),
+        "timeline": source_timeline(every_read, loops, sources),
+        "distributions": distributions_of(trace, every_read, loops, sources),
         "bound": bound_ratio(facts, epochs, num_nodes=len({p.host for p in trace.processes})),
         "checkpoints": _checkpoints(
             trace, float(np.median((table.wall_s - table.parts["checkpoint"])[kept]))
@@ -282,14 +295,14 @@ def _parameters(
     found = [
         *parameters_of(facts, measured),
         traced_parameter(
-            "application", "step_s", "step", out["step_s"], show_seconds(out["step_s"])
+            "application", "step_s", "step, median", out["step_s"], show_seconds(out["step_s"])
         ),
     ]
     work: Floats = out["steps"].wall_s - out["steps"].wait_s
     compute_s = float(np.median(work))
     found.append(
         traced_parameter(
-            "application", "compute_s", "step without waits", compute_s, show_seconds(compute_s)
+            "application", "compute_s", "the same without waits", compute_s, show_seconds(compute_s)
         )
     )
     read = float(np.mean([p.bytes_per_sample for p in patterns])) if patterns else 0.0

@@ -29,8 +29,6 @@ class Lateness:
     """For each rank, of each step."""
     waited_for: dict[int, Ints]
     """The rank that was waited for; -1: none."""
-    is_in_step: bool
-    """Whether ranks wait for each other at all."""
 
 
 def lateness_of(
@@ -39,15 +37,13 @@ def lateness_of(
     """Return how long each rank waited for others, in each step."""
     barrier = {loop.rank: np.zeros(len(loop)) for loop in loops}
     waited_for = {loop.rank: np.full(len(loop), -1, np.int64) for loop in loops}
-    none = Lateness(barrier_ns=barrier, waited_for=waited_for, is_in_step=False)
-    if len(loops) < 2 or not is_in_step(loops):
-        return none
-    if not _from_collectives(trace, loops, none):
-        _from_work(loops, works, none)
-    return Lateness(barrier_ns=barrier, waited_for=waited_for, is_in_step=True)
+    out = Lateness(barrier_ns=barrier, waited_for=waited_for)
+    if len(loops) >= 2 and _keep_step(loops) and not _from_collectives(trace, loops, out):
+        _from_work(loops, works, out)
+    return out
 
 
-def is_in_step(loops: tuple[TrainingLoop, ...]) -> bool:
+def _keep_step(loops: tuple[TrainingLoop, ...]) -> bool:
     """Return whether the ranks go from step to step together."""
     num = min(len(loop) for loop in loops)
     if num < 3:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.report.analysis.sources import is_peer, is_remote
 from penstock.report.analysis.values import BoundRatio, EpochSum
+from penstock.report.model.lru import lru_hits
 
 _MEMORY = ("memory", "disk")
 
@@ -36,7 +36,7 @@ def bound_ratio(
         store_bytes=sum(per_epoch),
         hits=1 - sum(per_epoch[1:]) / later if later else 0.0,
         hits_possible=held if len(epochs) > 1 else 0.0,
-        hits_lru=lru_hits(held) if len(epochs) > 1 else 0.0,
+        hits_lru=float(lru_hits(held)) if len(epochs) > 1 else 0.0,
     )
 
 
@@ -47,12 +47,3 @@ def store_bytes(bytes_by_source: Mapping[str, int]) -> int:
         for name, size in bytes_by_source.items()
         if not is_peer(name) and not (name in _MEMORY and not is_remote(name))
     )
-
-
-def lru_hits(held: float) -> float:
-    """Return the hit ratio of LRU with a fresh shuffle each epoch, of a cache of a share `held`.
-
-    >>> round(lru_hits(0.5), 3), lru_hits(1.0)
-    (0.153, 1.0)
-    """
-    return 1.0 if held >= 1 else held + (1 - held) * math.log(1 - held)

@@ -81,6 +81,11 @@ def _more_workers(
     count = _workers(analysis, wanted)
     if needs_cores and cores:
         count = min(count, max(1, int(cores)))
+    # Workers that read also compute: more of them than cores feed find no core for that.
+    load, samples = analysis.workers, analysis.num_samples / max(1, len(analysis.steps))
+    on_core = load.cpu_per_sample_s * samples / max(1e-9, load.batch_s_mean)
+    if cores and on_core:
+        count = min(count, max(1, math.ceil(cores / on_core)))
     if count <= now:
         return None
     left = 0.0

@@ -147,10 +147,10 @@ def _figures(first: Analysis, second: Analysis) -> tuple[ComparedFigure, ...]:
 
 
 def _settings(first: Analysis, second: Analysis) -> tuple[tuple[str, str, str], ...]:
-    shown = [
-        {p.label: p.shown for p in a.parameters if p.origin != "trace"} for a in (first, second)
-    ]
-    names = dict.fromkeys([*shown[0], *shown[1]])
+    shown = [{p.label: p.shown for p in a.parameters} for a in (first, second)]
+    # What both traces only measured differs in each run, and follows from something else.
+    stated = (p.label for a in (first, second) for p in a.parameters if p.origin != "trace")
+    names = dict.fromkeys(stated)
     pairs = [(name, shown[0].get(name, "–"), shown[1].get(name, "–")) for name in names]
     return tuple(pair for pair in pairs if pair[1] != pair[2])
 
@@ -158,17 +158,21 @@ def _settings(first: Analysis, second: Analysis) -> tuple[tuple[str, str, str], 
 def _sentence(
     first: Analysis, second: Analysis, names: tuple[str, str], speedup: float, *, is_real: bool
 ) -> str:
+    samples = first.value("num_samples"), second.value("num_samples")
+    apart = ""
+    if all(samples) and samples[0] != samples[1]:
+        apart = f" Their data sets have {samples[0]:,} and {samples[1]:,} samples."
     if not is_real:
         return (
             f"{names[1]} and {names[0]} are equally fast, as far as these runs can tell "
-            f"(throughput × {speedup:.2f}, inside of what their steps vary)."
+            f"(throughput × {speedup:.2f}, inside of what their steps vary).{apart}"
         )
     faster = "faster" if speedup > 1 else "slower"
     causes = first.verdict.cause, second.verdict.cause
     limits = f"{causes[0]} limits the first, {causes[1]} the second"
     if causes[0] == causes[1]:
         limits = f"{causes[0]} limits both"
-    return f"{names[1]} is {_times(speedup)} {faster} than {names[0]}; {limits}."
+    return f"{names[1]} is {_times(speedup)} {faster} than {names[0]}; {limits}.{apart}"
 
 
 def _times(speedup: float) -> str:

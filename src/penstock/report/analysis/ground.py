@@ -169,10 +169,12 @@ def _straggler(analysis: Analysis, kept: npt.NDArray[np.bool_]) -> tuple[Finding
         if name != "barrier"
     }
     worst = max(excess, key=lambda name: excess[name])
+    longer_s = sum(excess.values())
     cause, reason = _straggler_cause(analysis, rank, others, worst)
     sentence = (
         f"rank {rank} is the last one in most steps: the others wait for it {share:.0%} of the "
-        f"time; it takes {excess[worst] * 1e3:.3g} ms longer a step, in {worst}{reason}"
+        f"time; it takes {longer_s * 1e3:.3g} ms longer a step, the largest part of it in {worst}"
+        f"{reason}"
     )
     evidence = (
         Evidence(

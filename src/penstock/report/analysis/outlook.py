@@ -47,8 +47,8 @@ def _misfit(model: RunModel) -> str:
 
 
 def _scaling(model: RunModel, curve: ScalingCurve) -> PageSection:
-    ranks = [point.forecast.num_ranks for point in curve.points]
-    rates = [point.forecast.samples_s for point in curve.points]
+    forecasts = list(curve.forecasts.values())
+    ranks, rates = [f.num_ranks for f in forecasts], [f.samples_s for f in forecasts]
     chart = LineChart(
         title="Throughput by number of ranks",
         reading="The band holds nine of ten runs. Where the line leaves the ideal, a limit begins.",
@@ -59,8 +59,8 @@ def _scaling(model: RunModel, curve: ScalingCurve) -> PageSection:
                 name="predicted",
                 x=ranks,
                 y=rates,
-                low=[point.forecast.samples_s_low for point in curve.points],
-                high=[point.forecast.samples_s_high for point in curve.points],
+                low=[forecast.samples_s_low for forecast in forecasts],
+                high=[forecast.samples_s_high for forecast in forecasts],
             ),
             Line(
                 name="ideal",
@@ -78,17 +78,17 @@ def _scaling(model: RunModel, curve: ScalingCurve) -> PageSection:
     )
     rows = [
         [
-            show_count(point.nodes),
-            show_count(point.forecast.num_ranks),
-            show_count(round(point.forecast.samples_s)),
-            f"{point.forecast.epoch_s[-1]:.3g} s",
-            percent(point.forecast.stall_share),
-            show_bytes(point.forecast.store_bytes),
-            show_bytes(point.forecast.peer_bytes),
-            show_bytes(point.forecast.memory_bytes),
-            _part(point.forecast.limit),
+            show_count(nodes),
+            show_count(forecast.num_ranks),
+            show_count(round(forecast.samples_s)),
+            f"{forecast.epoch_s[-1]:.3g} s",
+            percent(forecast.stall_share),
+            show_bytes(forecast.store_bytes),
+            show_bytes(forecast.peer_bytes),
+            show_bytes(forecast.memory_bytes),
+            _part(forecast.limit),
         ]
-        for point in curve.points
+        for nodes, forecast in curve.forecasts.items()
     ]
     head = [
         "Nodes", "Ranks", "Samples/s", "Epoch", "Waiting", "From the store", "Between nodes",
@@ -97,12 +97,12 @@ def _scaling(model: RunModel, curve: ScalingCurve) -> PageSection:
     parts: list[Part] = [chart, PageTable(head=head, rows=rows, left=(-1,))]
     parts += [
         Prose(
-            text=f"From {take.nodes} nodes on, {_part(take.after)} limits the run, not "
+            text=f"From {take.nodes} nodes on, the limit is {_part(take.after)}, not "
             f"{_part(take.before)}."
         )
         for take in curve.takeovers
     ]
-    notes = " ".join(f"{note[:1].upper()}{note[1:]}." for note in curve.points[-1].forecast.notes)
+    notes = " ".join(f"{note[:1].upper()}{note[1:]}." for note in forecasts[-1].notes)
     if notes:
         parts.append(Prose(text=notes, kind="dim"))
     return PageSection(title="Scaling", parts=parts)

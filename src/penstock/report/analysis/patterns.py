@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from penstock.report.analysis.sources import SourceNames, is_of_loader, is_read
+from penstock.report.analysis.sources import SourceNames, is_of_loader, is_of_validation, is_read
 from penstock.report.analysis.values import Floats, Ints, Pattern, Sharing, SlowObject
 from penstock.trace.reading import Trace
 from penstock.trace.schema import Flag, Kind
@@ -17,6 +19,8 @@ CLEAR = 0.8
 FOLLOWED_MIN = 0.3
 """With fewer requests than this that have one before them on the same object, objects are read
 whole, and the place within them says nothing."""
+WHOLE_MIN = 0.9
+"""A pass that reads at least this share of an object reads it whole."""
 LOCAL_MAX = 0.35
 """A shuffle whose jumps are below this share of a uniform one's stays within blocks."""
 SLOWEST_MAX = 20
@@ -42,6 +46,7 @@ def reads_of(trace: Trace, sources: SourceNames) -> Rows:
 def patterns_of(trace: Trace, reads: Rows, samples: dict[int, int]) -> tuple[Pattern, ...]:
     """Return the pattern of each rank; `samples`: how many each rank got."""
     opens = trace.of(Kind.OPEN)
+    opens = opens[~is_of_validation(trace, opens)]
     ranks = sorted(set(samples) | set(np.unique(reads["rank"]).tolist()))
     return tuple(
         _pattern(
@@ -57,13 +62,19 @@ def patterns_of(trace: Trace, reads: Rows, samples: dict[int, int]) -> tuple[Pat
 def _pattern(rank: int, reads: Rows, num_opens: int, num_samples: int) -> Pattern:
     real = reads[reads["size_bytes"] > 0]
     sizes = real["size_bytes"]
-    sequential, strided, random, stride, locality, followed = _spatial(real)
+    ordered = _ordered(real)
+    sequential, strided, random, stride, locality, followed = _spatial(ordered)
+    # A sample that is a file of its own: the order of files is shuffled, not that within them.
+    whole, num_passes = ordered.whole_passes if len(ordered.rows) else (0.0, 0)
+    is_whole = whole >= CLEAR and num_passes >= num_samples / 2
     p50, p90, p99 = np.percentile(sizes, [50, 90, 99]) if len(sizes) else (0.0, 0.0, 0.0)
     mean, most = _concurrency(real)
     per = max(1, num_samples)
     return Pattern(
         rank=rank,
-        label=_label(sequential, strided, random, locality, followed),
+        label="whole files"
+        if is_whole
+        else _label(sequential, strided, random, locality, followed),
         num_requests=len(real),
         num_zero_reads=len(reads) - len(real),
         num_opens=num_opens,
@@ -86,62 +97,87 @@ def _pattern(rank: int, reads: Rows, num_opens: int, num_samples: int) -> Patter
     )
 
 
-def _spatial(reads: Rows) -> tuple[float, float, float, int, float, float]:
-    """Return shares of sequential, strided and random requests, stride, locality, followed share.
+@dataclass(frozen=True, kw_only=True)
+class _OrderedReads:
+    """Reads of each thread on each object, in the order of time."""
 
-    Requests of one thread on one object are compared: what several workers do at once is no jump.
+    rows: Rows
+    begins_pass: npt.NDArray[np.bool_]
+    """Whether a read begins a pass over its object: the thread's first read of it, or one that goes
+    back to the object's beginning, as a rule in another epoch."""
+    low: Ints
+    high: Ints
+    """Where the object of each read begins and ends, as far as any read shows it."""
+
+    @property
+    def whole_passes(self) -> tuple[float, int]:
+        """Share of the passes that read their object whole, and the number of passes."""
+        number = np.cumsum(self.begins_pass) - 1
+        read = np.bincount(number, self.rows["size_bytes"])
+        extent = (self.high - self.low)[self.begins_pass]
+        return float((read >= WHOLE_MIN * extent).mean()), len(read)
+
+
+def _ordered(reads: Rows) -> _OrderedReads:
+    """Return the reads whose offsets are known.
+
+    Those of one thread on one object are compared: what several workers do at once is no jump.
     """
     known = reads[reads["offset"] >= 0]
-    if not len(known):
-        return 0.0, 0.0, 0.0, 0, 0.0, 0.0
     order = np.lexsort((known["start_ns"], known["object"], known["thread"], known["process"]))
     rows = known[order]
-    same = np.ones(len(rows), bool)
+    where, offset = rows["object"], rows["offset"]
+    low = np.full(int(where.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    high = np.zeros(len(low), np.int64)
+    np.minimum.at(low, where, offset)
+    np.maximum.at(high, where, offset + rows["size_bytes"])
+    begins = (offset == low[where]) & (offset <= np.roll(offset, 1))
     for column in ("object", "thread", "process"):
-        same &= rows[column] == np.roll(rows[column], 1)
-    same[0] = False
-    offset = rows["offset"]
-    jump = offset - np.roll(offset + rows["size_bytes"], 1)
+        begins |= rows[column] != np.roll(rows[column], 1)
+    begins[:1] = True
+    return _OrderedReads(rows=rows, begins_pass=begins, low=low[where], high=high[where])
+
+
+def _spatial(reads: _OrderedReads) -> tuple[float, float, float, int, float, float]:
+    """Return shares of sequential, strided and random requests, stride, locality and followed."""
+    rows, offset = reads.rows, reads.rows["offset"]
+    end = offset + rows["size_bytes"]
+    jump = offset - np.roll(end, 1)
     step = offset - np.roll(offset, 1)
     # The same place again is reuse, most often of another epoch, and no pattern within an object.
-    same &= step != 0
+    same = ~reads.begins_pass & (step != 0)
     if not same.any():
         return 0.0, 0.0, 0.0, 0, 0.0, 0.0
     # Two equal steps in a row make both of them strided.
     again = same & np.roll(same, 1) & (step == np.roll(step, 1))
     is_strided = again | (np.roll(again, -1) & same)
-    is_next = same & (jump == 0)
+    # A buffered reader that gives back what it read too much goes on a bit before its last end.
+    is_next = same & ((jump == 0) | ((jump < 0) & (step > 0) & (end > np.roll(end, 1))))
     is_strided &= ~is_next & same
+    jumps = same & ~is_next & ~is_strided
     count = int(same.sum())
     strides, times = np.unique(step[is_strided], return_counts=True)
     return (
         float(is_next.sum() / count),
         float(is_strided.sum() / count),
-        float((same & ~is_next & ~is_strided).sum() / count),
+        float(jumps.sum() / count),
         int(strides[times.argmax()]) if len(strides) else 0,
-        _locality(rows, same & ~is_next & ~is_strided, step),
+        _locality(reads, jumps, step),
         count / len(rows),
     )
 
 
-def _locality(rows: Rows, jumps: npt.NDArray[np.bool_], step: Ints) -> float:
+def _locality(reads: _OrderedReads, jumps: npt.NDArray[np.bool_], step: Ints) -> float:
     """Return the mean jump by that of a uniform shuffle, which is a third of the object."""
     if not jumps.any():
         return 0.0
-    where = rows["object"]
-    low = np.full(int(where.max()) + 1, np.iinfo(np.int64).max)
-    high = np.zeros(len(low), np.int64)
-    np.minimum.at(low, where, rows["offset"])
-    np.maximum.at(high, where, rows["offset"] + rows["size_bytes"])
-    expected = (high - low)[where][jumps] / 3
+    expected = (reads.high - reads.low)[jumps] / 3
     return float(np.minimum(4, np.abs(step[jumps]) / np.maximum(1, expected)).mean())
 
 
 def _label(
     sequential: float, strided: float, random: float, locality: float, followed: float
 ) -> str:
-    if followed == 0.0 and sequential + strided + random == 0.0:
-        return "whole files"
     if followed < FOLLOWED_MIN:
         return "whole files"
     if sequential >= CLEAR and random < 0.02:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.report.analysis.loops import TrainingLoop
-from penstock.report.analysis.sources import SourceNames
+from penstock.report.analysis.sources import SourceNames, is_of_validation
 from penstock.report.analysis.values import CATEGORIES, EpochSum, Ints, Phase, StepTable
 from penstock.trace.reading import Trace
 from penstock.trace.schema import Kind
@@ -67,6 +67,8 @@ def phases_of(
     trace: Trace, table: StepTable, epochs: tuple[EpochSum, ...], reads: Rows, sources: SourceNames
 ) -> tuple[Phase, ...]:
     """Return the phases in the order of their beginning."""
+    validates = is_of_validation(trace, reads)
+    reads, validation_reads = reads[~validates], reads[validates]
     first_s = float((table.start_s + table.wait_s).min())
     out = [_stretch(trace, "start", (0.0, first_s), reads, sources)]
     index = trace.of(Kind.INDEX)
@@ -75,10 +77,15 @@ def phases_of(
         end = float((index["start_ns"] + index["duration_ns"]).max()) / 1e9
         out.append(_stretch(trace, "index", (begin, end), reads, sources))
     out += [_epoch_phase(trace, n, e, table, reads) for n, e in enumerate(epochs)]
-    for name, kind in (("validation", Kind.VALIDATE), ("checkpoint", Kind.CHECKPOINT)):
+    opens = trace.of(Kind.OPEN)
+    opens = opens[is_of_validation(trace, opens)]
+    for name, kind, read, num_opens in (
+        ("validation", Kind.VALIDATE, validation_reads, len(opens)),
+        ("checkpoint", Kind.CHECKPOINT, reads[:0], 0),
+    ):
         rows = trace.of(kind)
         if len(rows):
-            out.append(_folded(name, rows))
+            out.append(_folded(name, rows, bytes_by_source(read, sources), len(read), num_opens))
     return tuple(sorted(out, key=lambda p: p.start_s))
 
 
@@ -132,7 +139,9 @@ def _epoch_phase(
     )
 
 
-def _folded(name: str, rows: Rows) -> Phase:
+def _folded(
+    name: str, rows: Rows, size_bytes: Mapping[str, int], num_requests: int, num_opens: int
+) -> Phase:
     """Return all stretches of one kind as one phase; pieces that touch are one stretch."""
     rank = rows["rank"].min()
     mine = rows[rows["rank"] == rank]
@@ -145,10 +154,10 @@ def _folded(name: str, rows: Rows) -> Phase:
         end_s=float(ends.max()) / 1e9,
         num_steps=0,
         num_samples=int(mine["count"].sum()),
-        wait_s=0.0,
-        bytes_by_source={},
-        num_requests=len(mine),
-        num_opens=0,
+        wait_s=float(mine["wait_ns"].clip(0).sum()) / 1e9,
+        bytes_by_source=size_bytes,
+        num_requests=num_requests,
+        num_opens=num_opens,
         repeats=int(begins_new.sum()),
         busy_s=float(mine["duration_ns"].sum()) / 1e9,
     )

@@ -14,6 +14,8 @@ from penstock.trace.schema import Kind
 
 BINS = 200
 """Moments of a run that are told apart: a chart has no more columns that an eye can see."""
+LEAD = 0.1
+"""What is shown of the time before the loop, by the time of the loop."""
 SPREAD_BINS = 48
 
 
@@ -52,9 +54,14 @@ def source_timeline(
     reads: npt.NDArray[np.void], loops: tuple[TrainingLoop, ...], sources: SourceNames
 ) -> SourceTimeline:
     """Return bytes a second by source, requests in flight and samples a second."""
+    ask = min(int(loop.ask_ns[0]) for loop in loops)
+    end = max(int(loop.end_ns[-1]) for loop in loops)
+    # A program may start for longer than its short run lasts: the run shall fill the picture.
+    begin = max(min(0, ask), ask - round(LEAD * (end - ask)))
     ends = reads["start_ns"] + reads["duration_ns"]
-    begin = min(0, *(int(loop.ask_ns[0]) for loop in loops))
-    end = max(int(ends.max(initial=0)), *(int(loop.end_ns[-1]) for loop in loops), begin + BINS)
+    reads = reads[ends >= begin]
+    ends = ends[ends >= begin]
+    end = max(int(ends.max(initial=0)), end, begin + BINS)
     edges = np.linspace(begin, end, BINS + 1).astype(np.int64)
     width_s = float(np.diff(edges).mean()) / 1e9
     at = np.clip(np.searchsorted(edges, ends, side="left") - 1, 0, BINS - 1)

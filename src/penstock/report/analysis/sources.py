@@ -70,6 +70,37 @@ def is_of_loader(trace: Trace, rows: npt.NDArray[np.void]) -> npt.NDArray[np.boo
     return ~sockets | others
 
 
+def is_of_validation(trace: Trace, rows: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Return which rows are of validation: inside of one, and not by a worker of the training.
+
+    Workers of the training loader go on reading ahead while a validation runs.
+    """
+    passes, made = trace.of(Kind.VALIDATE), trace.of(Kind.BATCH)
+    if not len(passes) or not len(rows):
+        return np.zeros(len(rows), bool)
+    num = len(trace.processes)
+    inside = np.bincount(made["process"][_inside_of(passes, made)], minlength=num)
+    pid = np.array([(p.host, p.pid) for p in trace.processes])
+    trains = np.bincount(made["process"], minlength=num) > 2 * inside
+    of_training = {tuple(who) for who in pid[trains].tolist()}
+    has_loop = {(p.host, str(p.pid)) for p in trace.processes if p.role == "train"}
+    is_worker = np.array([tuple(w) in of_training - has_loop for w in pid.tolist()], bool)
+    found: npt.NDArray[np.bool_] = _inside_of(passes, rows) & ~is_worker[rows["process"]]
+    return found
+
+
+def _inside_of(passes: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Return which rows begin inside of a pass of their rank; passes of a rank do not overlap."""
+    inside = np.zeros(len(rows), bool)
+    for rank in np.unique(passes["rank"]).tolist():
+        mine, of = passes[passes["rank"] == rank], np.flatnonzero(rows["rank"] == rank)
+        start = rows["start_ns"][of]
+        at = np.searchsorted(mine["start_ns"], start, side="right") - 1
+        end = (mine["start_ns"] + mine["duration_ns"])[np.clip(at, 0, None)]
+        inside[of] = (at >= 0) & (start < end)
+    return inside
+
+
 def source_names(trace: Trace) -> SourceNames:
     """Return the sources of a trace, the busiest first."""
     rows = trace.spans[is_read(trace.spans)]

@@ -30,11 +30,6 @@ class JoinedIntervals:
         """Where each interval begins on the line; one more: the length of the line."""
         return np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
 
-    @property
-    def length_ns(self) -> int:
-        """Length of the line."""
-        return int(self.base_ns[-1])
-
     def place(self, times_ns: Ints) -> Ints:
         """Return the places of times; a time outside of all intervals is at the next one's begin.
 
@@ -76,16 +71,6 @@ class Activities:
             category=np.concatenate([p.category for p in parts]),
             starved=np.concatenate([p.starved for p in parts]),
             unseen=np.concatenate([p.unseen for p in parts]),
-        )
-
-    def shifted(self, by: int) -> Activities:
-        """Return the same activities further along the line."""
-        return Activities(
-            low=self.low + by,
-            high=self.high + by,
-            category=self.category,
-            starved=self.starved,
-            unseen=self.unseen,
         )
 
 

@@ -59,9 +59,8 @@ class Parameter:
     family: str
     """`application`, `dataset` or `system`."""
     name: str
-    """The name of the fact, e.g. `num_workers`."""
+    """The name of the fact, e.g. `num_workers`; `label` is the name in words."""
     label: str
-    """The name in words."""
     value: Any
     shown: str
     """The value for people."""
@@ -81,7 +80,9 @@ class Completeness:
     read_bytes: int
     """Bytes of reads and requests in the trace, during the training loop."""
     process_read_bytes: int
-    """Bytes that the kernel says the processes read meanwhile (`io.rchar`); 0: not sampled."""
+    """Bytes that the kernel counted (`io.rchar`) where batches are made; 0: not sampled."""
+    compared_bytes: int
+    """What the trace has of these."""
     num_spans: int
     dropped: Mapping[str, int]
     """Rows that were left out, by kind."""
@@ -98,9 +99,8 @@ class Completeness:
     @property
     def traced_share(self) -> float | None:
         """Bytes in the trace by what the kernel counted; None where it was not sampled."""
-        if not self.process_read_bytes:
-            return None
-        return min(1.0, self.read_bytes / self.process_read_bytes)
+        counted = self.process_read_bytes
+        return min(1.0, self.compared_bytes / counted) if counted else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class Pattern:
     num_requests: int
     """Reads and requests with at least one byte."""
     num_zero_reads: int
-    """Reads that returned nothing (end of file): not counted as requests."""
+    """Reads that returned nothing: the end of a file, no request."""
     num_opens: int
     read_bytes: int
     sequential: float

@@ -11,6 +11,9 @@ about as much on a machine that is not theirs alone."""
 GROUP_LOSS_MIN = 0.15
 """The same of several causes of one group: noise of each adds up."""
 
+NAMED_MIN = 0.03
+"""What limits a run next is named from this share on."""
+
 _OPENINGS = {
     "slow-store": "Input-bound",
     "slow-disk": "Input-bound",
@@ -109,7 +112,7 @@ def _merged(found: list[Finding]) -> list[Finding]:
 
 def _bound_by_compute(analysis: Analysis, found: list[Finding]) -> Verdict:
     share = analysis.parts.get("compute", 0.0) + analysis.parts.get("launch", 0.0)
-    lost = analysis.wait
+    lost, following = analysis.wait, found[0] if found else None
     device = "the device" if str(analysis.value("device", "cpu")).startswith("cuda") else "the step"
     sentence = (
         f"Compute-bound: {share:.0%} of the time {device} computes, and {lost:.1%} goes to waiting "
@@ -122,6 +125,6 @@ def _bound_by_compute(analysis: Analysis, found: list[Finding]) -> Verdict:
         high=min(1.0, share + LOSS_MIN),
         sentence=sentence,
         evidence=(Evidence(sentence="share of the time spent waiting for batches", value=lost),),
-        runner_up=found[0] if found else None,
+        runner_up=following if following and following.share >= NAMED_MIN else None,
         findings=tuple(found),
     )

@@ -51,7 +51,7 @@ class _Followed:
     def take(self) -> None:
         """Add what the last look at its trace has found."""
         offset_ns = self.process.unix_offset_ns
-        for rows in self.process.rows:
+        for _, rows in self.process.rows:
             kept = rows[np.isin(rows["kind"], _KEPT)].copy()
             kept["start_ns"] += offset_ns
             if not len(kept):
@@ -87,7 +87,7 @@ class _Followed:
 
     @property
     def memory_bytes(self) -> int:
-        """What it last said of its memory."""
+        """Its memory, as it was last recorded."""
         latest = self.counters[-1][1] if self.counters else {}
         return int(latest.get("memory.rss_bytes", 0) - latest.get("memory.shared_bytes", 0))
 
@@ -159,7 +159,7 @@ class FollowedRun:
         )
 
     def _state(self, processes: list[_Followed]) -> str:
-        """Return whether a rank goes on: its training process where it recorded, else any."""
+        """Return the state of a rank: of its training process where it recorded, else of any."""
         trains = [p for p in processes if p.process.head["role"] == "train"] or processes
         if any(map(self._is_alive, trains)):
             return "running"
@@ -177,7 +177,7 @@ class FollowedRun:
 
 
 def _counts(rows: Rows, names: dict[int, str], since_ns: int = 0) -> LiveCounts:
-    """Return what rows add up to; of a wait that began before `since_ns`, what lies after it."""
+    """Return the sums of rows; a wait that began before `since_ns` counts from then on."""
     kind = rows["kind"]
     asked = rows[kind == Kind.NEXT]
     waits_ns = asked["wait_ns"]
@@ -235,7 +235,7 @@ _FILES, _NATIVE = "files", "files (native)"
 
 
 def _settled(counts: LiveCounts) -> LiveCounts:
-    """Return counts without reads that were seen twice: by the loader, by one hook or another."""
+    """Return counts without reads that the loader and a hook, or two hooks, have recorded."""
     sources = dict(counts.sources)
     seen = [name for name in (_FILES, _NATIVE) if name in sources]
     most = max(seen, key=lambda name: sources[name].size_bytes, default="")

@@ -19,7 +19,7 @@ _AT_ONCE_MAX = 32
 
 
 class ScrapedRun:
-    """Asks endpoints again and again; what happened of late is the difference of two answers."""
+    """Asks endpoints again and again; recent figures are differences of two answers."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = [

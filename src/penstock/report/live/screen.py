@@ -92,7 +92,7 @@ _COLUMNS = (
 def page_of_ranks(
     title: str, ranks: Sequence[LiveRank], *, width: int = 80, height: int = 1000
 ) -> list[PageLine]:
-    """Return the page of a run, not wider and as a rule not higher than asked for."""
+    """Return the page of a run, at most as wide and as a rule at most as high as asked for."""
     slowest = slowest_of(ranks)
     columns = [c for c in _COLUMNS if width >= _WIDE or not c.is_wide]
     header = "".join(f"{column.title:>{column.width}}" for column in columns)

@@ -35,8 +35,6 @@ _FLOORS: dict[Quantity, float] = {
 """The doubt of a forecast whose constants are known and whose runs are all alike. Of bytes it is
 all there is: how many are read does not hang on times."""
 _BYTES: tuple[Quantity, ...] = ("store_bytes", "peer_bytes")
-_Z90 = 1.645
-_Z50 = 0.674
 _HALF_MAX = math.log(1000)
 """A band that is wider says no more than this: the model knows nothing. Of a run that was disturbed
 badly the doubt has no bound, and its exponential would overflow."""
@@ -81,8 +79,3 @@ def _residuals(quantity: Quantity, loader: str) -> tuple[float, ...]:
     own = tables.get("penstock" if loader == "penstock" else "torch", ())
     of_all = tuple(residual for table in tables.values() for residual in table)
     return own if len(own) >= _NUM_LEAST else of_all
-
-
-def half_of_fifty(half: float) -> float:
-    """Return half a 50 % band from half a 90 % band."""
-    return half * _Z50 / _Z90

@@ -58,8 +58,8 @@ def _check(trace: Trace, settings: RunSettings) -> None:
     num_steps = len(trace.of(Kind.NEXT))
     if num_steps < _STEPS_LEAST:
         raise OptionError(
-            f"{trace.folder} has {num_steps} steps, a model needs at least {_STEPS_LEAST}; trace a "
-            "longer run"
+            f"{trace.folder} has {num_steps} {'step' if num_steps == 1 else 'steps'}, a model "
+            f"needs at least {_STEPS_LEAST}; trace a longer run"
         )
     if settings.loader != "penstock" and not len(observed.made_rows(trace)):
         raise OptionError(
@@ -195,7 +195,7 @@ def _notes(traces: list[Trace]) -> tuple[str, ...]:
 
 
 def _with_requests(model: RunModel) -> RunModel:
-    """Return a model whose requests cost what lets it reproduce its run: less to a local store."""
+    """Return the model with the cost of a request at which it reproduces its run best."""
     if model.loader != "penstock" or model.self_check() <= FIT_MAX:
         return model
     tried = [replace(model.constants, request_s=seconds) for seconds in _REQUESTS_S]

@@ -211,11 +211,11 @@ class _Epoch:
             self._pipe.send(size_bytes, call)
 
     def got(self) -> None:
-        """Take note that a rank has its batch; the last one of a step says how long it waited."""
+        """Note that a rank has its batch; the last one of a step says how long it waited."""
         self._waits_s[-1] = self.time.now_s - self._began_s
 
     def computed(self) -> None:
-        """Take note that a rank is through with a step; the last one opens the barrier."""
+        """Note that a rank is through with a step; the last one opens the barrier."""
         self._arrived.append(self.time.now_s)
         if len(self._arrived) < len(self.ranks):
             return

@@ -37,7 +37,7 @@ def played_foreign(constants: RunConstants, settings: RunSettings, what_if: What
 
 
 def _memory_bytes(constants: RunConstants, settings: RunSettings) -> float:
-    """Return what batches under way, worker processes and the cache take of a node."""
+    """Return the memory of a node that batches under way, workers and the cache take."""
     decoded = constants.batch_bytes / constants.compute_batch_size
     batch = settings.batch_size * (decoded or settings.sample_bytes)
     ahead = settings.workers * settings.prefetch_factor + 1

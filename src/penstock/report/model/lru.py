@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -12,18 +13,17 @@ _ITEMS = 2000
 _EPOCHS = 4
 
 
-def lru_hits(share: float) -> float:
+def lru_hits(share: Any) -> Any:
     """Return the share of hits when every epoch reads all samples once, in a new order.
 
     A sample read at place u of one epoch and v of the next survives if the part of the set that
     was not touched in between, u·(1-v), is at least 1 - share; this is the integral over u and v.
 
-    >>> [round(lru_hits(share), 3) for share in (0.25, 0.5, 0.9, 1.0)]
-    [0.034, 0.153, 0.67, 1.0]
+    >>> lru_hits(np.array([0.0, 0.25, 0.5, 0.9, 1.0])).round(3).tolist()
+    [0.0, 0.034, 0.153, 0.67, 1.0]
     """
-    if share >= 1:
-        return 1.0
-    return share + (1 - share) * math.log(1 - share) if share > 0 else 0.0
+    missing = np.clip(1.0 - share, 0.0, 1.0)
+    return 1.0 - missing + missing * np.log(np.where(missing > 0, missing, 1.0))
 
 
 def node_hits(share: float, nodes: int) -> float:
@@ -33,7 +33,7 @@ def node_hits(share: float, nodes: int) -> float:
     reads. There is no short formula; the order is drawn and the cache is played.
     """
     if nodes == 1 or share <= 0 or share >= 1:
-        return lru_hits(share)
+        return float(lru_hits(share))
     return _played_hits(round(share, 3), nodes)
 
 

@@ -171,7 +171,7 @@ def contended_share(trace: Trace) -> float:
 
 
 def requests_of(trace: Trace, settings: RunSettings) -> Requests:
-    """Return the requests of one node to the store: FETCH rows, or the samples of other loaders."""
+    """Return the requests of one node to the store: FETCH rows, or samples of other loaders."""
     rows = trace.of(Kind.FETCH)
     if len(rows):
         rows = rows[((rows["flags"] & _HEDGES) == 0) & (rows["size_bytes"] > 0)]

@@ -437,7 +437,7 @@ def _bulk(
 
 
 def _with_decode(machine: Machine) -> Machine:
-    """Return a machine for bulk steps: what events call copying is decoding there."""
+    """Return the machine for bulk steps, in which decoding has a curve of its own."""
     rate = machine.copy.at(1)
     counts = (1, max(2, machine.cores))
     return replace(

@@ -25,7 +25,7 @@ class RunDeviation:
         first_epochs_s: npt.NDArray[np.float64],
         stalls: npt.NDArray[np.float64],
     ) -> RunDeviation:
-        """Return the chance that several plays of one run show; none of a single one.
+        """Return how far several plays of one run lie apart; 0 for a single one.
 
         >>> RunDeviation.of(np.array([1.0, 3.0]), np.ones(2), np.zeros(2)).step
         0.7071067811865476
@@ -59,7 +59,7 @@ class SimulatedRun:
 
 
 def nearest_limit(needs: dict[str, float], step_s: float, otherwise: str) -> str:
-    """Return the resource whose least time for a step comes closest to it.
+    """Return the resource whose least time for a step is closest to the step's time.
 
     >>> nearest_limit({"store": 0.9, "cores": 0.2}, 1.0, "latency")
     'store'

@@ -21,6 +21,8 @@ from penstock.report.model.played import RunDeviation, SimulatedRun
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.what_if import Forecast, WhatIf
 
+STEPS_FEW = 8
+"""An epoch of fewer steps is mostly its beginning: batches that were read ahead."""
 _ERROR_LEAST = 0.002
 """Constants whose relative error is smaller are not varied."""
 _FACTORS = {"compute": "compute_factor", "fetch": "fetch_factor", "decode": "decode_factor"}
@@ -197,7 +199,7 @@ class RunModel:
         )
 
     def _question_notes(self, what_if: WhatIf) -> tuple[str, ...]:
-        """Return what the run could not tell of this question."""
+        """Return what the run does not show that this question needs."""
         settings, constants, out = self.settings.changed(what_if), self.constants, []
         knows_link = what_if.link_bandwidth or constants.link_bytes_s
         if self.loader == "penstock" and settings.nodes > 1 and not knows_link:
@@ -210,6 +212,13 @@ class RunModel:
             out.append(
                 "the run never filled the store's bandwidth: none is assumed; a second run that "
                 "asks for more, or --store-bandwidth, would say"
+            )
+        if settings.steps_per_epoch < STEPS_FEW <= self.settings.steps_per_epoch:
+            steps = "step" if settings.steps_per_epoch == 1 else "steps"
+            out.append(
+                f"with {settings.num_ranks:,} ranks the {settings.num_samples:,} samples are "
+                f"{settings.steps_per_epoch} {steps} an epoch, in which loaders hardly begin; "
+                "--samples says the size of the data set that such a job would have"
             )
         if settings.batch_size != self.settings.batch_size and not constants.compute_fixed_s:
             out.append("the time of a step is taken to grow with its batch")

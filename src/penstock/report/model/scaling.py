@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.report.model.bands import half_of_fifty
 from penstock.report.model.run_model import RunModel
 from penstock.report.model.what_if import Forecast, WhatIf
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalingPoint:
-    """A run on some number of nodes."""
-
-    nodes: int
-    forecast: Forecast
-    """With its 90 % band."""
-    samples_s_low50: float
-    samples_s_high50: float
-    """The ends of a 50 % band."""
-    efficiency: float
-    """Samples a second of a rank, over those of the smallest number of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +21,10 @@ class Takeover:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingCurve:
-    """Forecasts by nodes, in rising order."""
+    """How forecasts change with the number of nodes."""
 
-    points: tuple[ScalingPoint, ...]
+    forecasts: Mapping[int, Forecast]
+    """By nodes, in rising order."""
     takeovers: tuple[Takeover, ...]
 
 
@@ -49,9 +34,7 @@ def scaling_curve(
     """Return forecasts for numbers of nodes; batches of a rank stay as they are."""
     base = what_if or WhatIf()
     asked = {count: model.predict(replace(base, nodes=count)) for count in sorted(set(nodes))}
-    first = next(iter(asked.values()))
-    points = [_point(count, f, first.samples_s / first.num_ranks) for count, f in asked.items()]
-    return ScalingCurve(points=tuple(points), takeovers=takeovers(model, asked, base))
+    return ScalingCurve(forecasts=asked, takeovers=takeovers(model, asked, base))
 
 
 def takeovers(
@@ -62,17 +45,6 @@ def takeovers(
         _takeover(model, what_if, (low, asked[low].limit), (high, asked[high].limit))
         for low, high in itertools.pairwise(sorted(asked))
         if asked[low].limit != asked[high].limit
-    )
-
-
-def _point(nodes: int, forecast: Forecast, first: float) -> ScalingPoint:
-    half = half_of_fifty(math.log(forecast.samples_s_high / forecast.samples_s))
-    return ScalingPoint(
-        nodes=nodes,
-        forecast=forecast,
-        samples_s_low50=forecast.samples_s * math.exp(-half),
-        samples_s_high50=forecast.samples_s * math.exp(half),
-        efficiency=forecast.samples_s / forecast.num_ranks / first,
     )
 
 

@@ -29,7 +29,7 @@ PREFETCH_FACTOR = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What a run was, or would be, set to."""
+    """The settings of a run."""
 
     loader: str
     nodes: int

@@ -257,7 +257,7 @@ def _first(run: Requests) -> Requests:
 
 
 def _rate(run: Requests, share: float) -> float:
-    """Return the bytes a second that a share of the twentieths of a run stayed below."""
+    """Return a quantile of the bytes a second in the twentieths of a run."""
     ends = run.starts_s + run.durations_s
     span_s = max(float(ends.max() - run.starts_s[0]), 1e-6)
     counts, _ = np.histogram(ends, bins=20, weights=run.sizes)

@@ -26,7 +26,7 @@ _RANKS_MAX = 16
 def access_section(analysis: Analysis, trace: Trace) -> PageSection | None:
     """Return where ranks read, and in which pattern."""
     parts: list[Part] = []
-    chart = access_chart(trace)
+    chart = access_chart(trace, since_s=float(analysis.timeline.edges_s[0]))
     if chart is not None:
         parts.append(chart)
     if analysis.patterns:
@@ -41,10 +41,10 @@ def access_section(analysis: Analysis, trace: Trace) -> PageSection | None:
     return PageSection(title="Access pattern", parts=parts) if parts else None
 
 
-def access_chart(trace: Trace) -> ScatterChart | None:
-    """Return every read as a point: when, and where in the data set."""
+def access_chart(trace: Trace, *, since_s: float = 0.0) -> ScatterChart | None:
+    """Return every read since a time as a point: when, and where in the data set."""
     reads = trace.of(*READS)
-    reads = reads[reads["size_bytes"] > 0]
+    reads = reads[(reads["size_bytes"] > 0) & (reads["start_ns"] >= since_s * 1e9)]
     known = reads["offset"] >= 0
     hidden = "" if known.all() else f" {percent(1 - known.mean())} of reads name no place."
     reads = reads[known]

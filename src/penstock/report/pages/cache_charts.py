@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.report.analysis.values import Analysis, Floats
+from penstock.report.analysis.values import Analysis
 from penstock.report.charts import Axis, Line, LineChart, Mark, PageSection, Part, Tiles
+from penstock.report.model.lru import lru_hits
 from penstock.report.pages.words import percent
 from penstock.units import show_bytes
 
@@ -49,14 +50,3 @@ def cache_section(analysis: Analysis) -> PageSection | None:
             )
         )
     return PageSection(title="Cache", parts=parts)
-
-
-def lru_hits(share: Floats) -> Floats:
-    """Return the hits of LRU with a fresh shuffle each epoch, by the cache's share of the set.
-
-    >>> lru_hits(np.array([0.0, 0.5, 1.0])).round(3).tolist()
-    [0.0, 0.153, 1.0]
-    """
-    left = np.clip(1.0 - share, 1e-12, 1.0)
-    found: Floats = np.clip(share + left * np.log(left), 0.0, 1.0)
-    return found

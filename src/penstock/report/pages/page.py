@@ -59,6 +59,7 @@ def _verdict(analysis: Analysis) -> PageSection:
         Tiles(
             tiles=[
                 (show_count(round(analysis.samples_s)), "samples a second, whole job"),
+                (show_seconds(analysis.step_mean_s), "mean step"),
                 (show_seconds(analysis.step_s), "median step"),
                 (percent(analysis.wait), "of the time waiting for batches"),
                 (percent(analysis.interference.share), "lost to the loader's work beside a step"),
@@ -83,7 +84,7 @@ def completeness_text(analysis: Analysis) -> str:
     if known.read_bytes:
         text += f", {show_bytes(known.read_bytes)} of reads"
     if known.traced_share is not None:
-        text += f", {percent(known.traced_share)} of what the kernel counted"
+        text += f", {percent(known.traced_share)} of what the kernel counted where it was asked"
     text += "."
     if known.dropped:
         dropped = ", ".join(f"{show_count(n)} {kind}" for kind, n in known.dropped.items())

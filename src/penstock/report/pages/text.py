@@ -5,21 +5,26 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from penstock.report.analysis.values import CATEGORIES, Advice, Analysis
 from penstock.report.pages.words import cannot_see_text, evidence_text
 from penstock.units import show_bytes, show_count, show_seconds
 
 WIDTH = 80
 BAR_WIDTH = 24
+EPOCHS_MAX, RANKS_MAX = 10, 16
 PART_MIN = 0.005
 """Parts of a step below this share are not worth a line."""
 
 
 def verdict_text(analysis: Analysis, *, width: int = WIDTH) -> str:
-    """Return the verdict and the first advice: what the end of a traced job shows."""
+    """Return the verdict, the first advice and the notes: what the end of a traced job shows."""
     lines = _wrapped(analysis.verdict.sentence, width)
     if analysis.advice:
         lines += _advice_lines(analysis.advice[0], width)
+    for note in analysis.notes:
+        lines += _wrapped(f"Note: {note}", width)
     return "\n".join(lines)
 
 
@@ -32,7 +37,11 @@ def report_text(analysis: Analysis, *, width: int = WIDTH) -> str:
         advice_lines(analysis, width),
         parameter_lines(analysis, width),
         phase_lines(analysis, width),
+        source_lines(analysis, width),
         pattern_lines(analysis, width),
+        spread_lines(analysis, width),
+        rank_lines(analysis, width),
+        ["Scaling", *scaling_lines(analysis, width)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
@@ -43,7 +52,8 @@ def verdict_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
     lines = _wrapped(verdict.sentence, width)
     lines += _wrapped(
         f"share {verdict.share:.0%} ({verdict.low:.0%} to {verdict.high:.0%}); "
-        f"{analysis.samples_s:,.0f} samples/s, {show_seconds(analysis.step_s)} a step",
+        f"{analysis.samples_s:,.0f} samples/s; a step takes {show_seconds(analysis.step_mean_s)} "
+        f"on average, {show_seconds(analysis.step_s)} at the median",
         width,
         "  ",
     )
@@ -62,7 +72,7 @@ def completeness_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
     share = seen.traced_share
     traced = f"{show_bytes(seen.read_bytes)} in the trace"
     if share is not None:
-        traced += f", {share:.1%} of what the kernel counted"
+        traced += f", {share:.1%} of what the kernel counted in processes that it sampled"
     lines = ["Completeness"]
     lines += _wrapped(
         f"{show_count(seen.num_spans)} spans; {show_count(seen.delivered_samples)} samples "
@@ -170,7 +180,7 @@ def pattern_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
             f"{p.opens_per_sample:.2g}",
             f"{p.concurrency_mean:.2g}",
         )
-        for p in analysis.patterns[:16]
+        for p in analysis.patterns[:RANKS_MAX]
     ]
     header = ("rank", "pattern", "seq/strided/random", "size", "req/sample", "opens", "in flight")
     shared = analysis.sharing
@@ -181,6 +191,61 @@ def pattern_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
     if shared.amplification is not None:
         text += f"; {shared.amplification:.2f} bytes read for each byte of a sample"
     return [*lines, *_wrapped(text, width, "  ")]
+
+
+def source_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
+    """Return what each epoch read from where, and what a cache made of it."""
+    names = list(dict.fromkeys(name for e in analysis.epochs for name in e.bytes_by_source))
+    if not names:
+        return []
+    rows = [
+        (
+            str(epoch.epoch),
+            f"{epoch.samples_s:,.0f}",
+            *(show_bytes(epoch.bytes_by_source.get(name, 0)) for name in names),
+        )
+        for epoch in analysis.epochs[:EPOCHS_MAX]
+    ]
+    lines = ["Sources", *_table(("epoch", "samples/s", *names), rows, width)]
+    if len(analysis.epochs) > EPOCHS_MAX:
+        lines.append(f"  and {len(analysis.epochs) - EPOCHS_MAX} epochs more")
+    bound = analysis.bound
+    if bound is not None and bound.cache_bytes:
+        lines += _wrapped(
+            f"caches of {show_bytes(bound.cache_bytes)} for {show_bytes(bound.dataset_bytes)}: "
+            f"{bound.hits:.0%} of later reads hit them, {bound.hits_possible:.0%} are possible, "
+            f"{bound.hits_lru:.0%} with LRU; {bound.ratio:.2f} times the bytes of the bound",
+            width,
+            "  ",
+        )
+    return lines
+
+
+def spread_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
+    """Return how sizes and times are spread."""
+    rows = []
+    for found in analysis.distributions:
+        show = show_bytes if found.unit == "B" else show_seconds
+        figures = (found.p50, found.p90, found.p99, found.maximum)
+        rows.append((found.name, *map(show, figures)))
+    return ["Sizes and times", *_table(("", "median", "90 %", "99 %", "largest"), rows, width)]
+
+
+def rank_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
+    """Return who waits for batches, and who is waited for; nothing of a single rank."""
+    steps = analysis.steps
+    if analysis.num_ranks < 2:
+        return []
+    barrier_s = steps.parts["barrier"]
+    rows = []
+    for rank in np.unique(steps.rank).tolist():
+        mine = steps.rank == rank
+        waits = float(steps.wait_s[mine].sum() / max(1e-12, steps.wall_s[mine].sum()))
+        caused_s = float(barrier_s[steps.waited_for == rank].sum())
+        rows.append((waits, (str(rank), f"{waits:.0%}", show_seconds(caused_s))))
+    rows.sort(key=lambda row: -row[0])
+    header = ("rank", "waits for batches", "others waited for it")
+    return ["Ranks", *_table(header, [row for _, row in rows[:RANKS_MAX]], width)]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
@@ -232,4 +297,4 @@ def scaling_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
             width,
             "  ",
         )
-    return [*lines, "  Forecasts with bands: penstock predict RUN --nodes N"]
+    return lines + _wrapped("Forecasts with bands: penstock predict RUN --nodes N", width, "  ")

@@ -158,7 +158,7 @@ def _waited_for(analysis: Analysis) -> list[list[str]]:
     barrier_s = steps.parts.get("barrier", np.zeros(len(steps)))
     for rank in np.unique(late).tolist():
         is_it = steps.waited_for == rank
-        share = float(np.count_nonzero(is_it)) / max(1, len(steps))
+        share = len(np.unique(steps.step[is_it])) / max(1, analysis.num_steps)
         rows.append([str(rank), show_seconds(float(barrier_s[is_it].sum())), percent(share)])
     return rows[:20]
 

@@ -68,7 +68,7 @@ def _record(name: str, start_ns: int, end_ns: int, arguments: tuple[Any, ...] = 
 
 
 def hook_backward(module: Any) -> None:
-    """Know when a backward pass has ended."""
+    """Note when a backward pass ends."""
     original = module.backward
 
     @functools.wraps(original)
@@ -83,7 +83,7 @@ def hook_backward(module: Any) -> None:
 
 
 def hook_data_parallel(module: Any) -> None:
-    """Record what DistributedDataParallel says about its communication."""
+    """Record the communication times that DistributedDataParallel measures."""
     original = module.DistributedDataParallel.forward
 
     @functools.wraps(original)
@@ -99,7 +99,7 @@ def hook_data_parallel(module: Any) -> None:
 
 @safely
 def _record_exposed(model: Any) -> None:
-    """Record the communication of the latest backward pass that nothing hid.
+    """Record the communication of the latest backward pass that no computing hid.
 
     The figures are those of the step before: the model computes them when a forward pass begins.
     On the CPU they are a few clock readings, so they are asked for at every step; on a GPU the

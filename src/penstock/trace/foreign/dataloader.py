@@ -115,7 +115,7 @@ def hook_stateful_loader(module: Any) -> None:
 
 
 def hook_optimizer(module: Any) -> None:
-    """Count optimizer steps: they tell the loader that is trained on."""
+    """Count optimizer steps: the loader whose batches they use is the training loader."""
 
     def stepped(*_: Any) -> None:
         if _TRAINING is not None:
@@ -183,7 +183,7 @@ def _count_step(training: _HookedLoop) -> None:
 
 @safely
 def _prepare(loader: Any) -> None:
-    """Know the loader before its workers start."""
+    """Register the loader before its workers start."""
     training = _training()
     if loader in training.loaders:
         return

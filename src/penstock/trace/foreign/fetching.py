@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.trace.foreign.measuring import batch_size_of
-from penstock.trace.foreign.process import complain, has_preload, recorder, safely, trace_folder
+from penstock.trace.foreign.process import complain, recorder, safely, sees_reads, trace_folder
 from penstock.trace.loop import LOCK_UNKNOWN_NS, ThreadTimes
 from penstock.trace.recorder import close_recorders
 from penstock.trace.schema import Kind
@@ -59,7 +59,7 @@ def passes_path(pid: int) -> Path:
 
 
 def _pass_of(pid: int) -> tuple[int, int]:
-    """Return epoch and first step of the pass that a worker is in; -1 where nobody told."""
+    """Return epoch and first step of the pass that a worker is in; -1: unknown."""
     parent = multiprocessing.parent_process()
     path = passes_path(parent.pid if parent is not None and parent.pid else os.getppid())
     with suppress(OSError):
@@ -97,7 +97,7 @@ class _WatchedQueue:
 
 
 def hook_worker(module: Any) -> None:
-    """Let workers of this kind know which batch they make."""
+    """Tell workers of this kind which batch they make."""
     original = module._worker_loop
     signature = inspect.signature(original)
 
@@ -160,14 +160,14 @@ class _FetchRecorder:
         self._recorder = recorder()
         self._object = self._recorder.name(_name_of(fetcher.dataset))
         self._source = self._recorder.name(WORK.worker)
-        self._is_byte_counted = not has_preload()
+        self._is_byte_counted = not sees_reads()
         self._all_files = self._recorder.name("(all files)")
         self._samples = _SampleRecorder(self._recorder, self._object, self._source)
         self._is_stream = hasattr(fetcher, "dataset_iter")
 
     @contextmanager
     def put_in(self, fetcher: Any) -> Iterator[None]:
-        """Have the fetcher call what takes the time."""
+        """Let the fetcher call wrappers that take the time."""
         name = "dataset_iter" if self._is_stream else "dataset"
         made_by, collate = getattr(fetcher, name), fetcher.collate_fn
         kind: Any = _TimedIterator if self._is_stream else _TimedDataset
@@ -321,7 +321,7 @@ class _TimedDataset:
 
 
 class _TimedBatches(_TimedDataset):
-    """One that makes the samples of a batch in one go."""
+    """A map-style data set that makes the samples of a batch in one go."""
 
     def __getitems__(self, indices: Any) -> Any:
         cpu_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
@@ -359,7 +359,7 @@ def _name_of(dataset: Any) -> str:
 
 
 def _bytes_read() -> tuple[int, int]:
-    """Return what this thread has read by system calls, and what asking for it has read."""
+    """Return the bytes that this thread has read by system calls, and those that this look read."""
     try:
         if WORK.io_file is None or WORK.io_thread != threading.get_native_id():
             # Kept open, as opening it takes longer than reading. It is this thread's alone.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ from penstock.trace.boot import boot_id
 from penstock.trace.chunks import chunks_of
 from penstock.trace.foreign import strace
 from penstock.trace.foreign.library import preload_library
-from penstock.trace.foreign.process import PROBLEMS
-from penstock.trace.foreign.tree import process_tree
+from penstock.trace.foreign.process import PROBLEMS, WITH_VARIABLE
 from penstock.trace.host import system_facts
 from penstock.trace.native import pack_native
 from penstock.trace.recorder import TRACE_VARIABLE, Recorder
@@ -29,7 +29,6 @@ from penstock.trace.sampler import Sampler
 from penstock.trace.windows import DIFFERENTIAL_VARIABLE
 
 VIEWS = ("auto", "python", "preload", "strace")
-WITH_VARIABLE = "PENSTOCK_TRACE_WITH"
 _FOLDER_BYTES_MAX = 1000
 """What the preloaded library has room for."""
 _STARTUP = Path(__file__).with_name("startup")
@@ -99,6 +98,11 @@ class _JobView:
     """Why it is not the best view."""
 
     @property
+    def name(self) -> str:
+        """One of `VIEWS`, as hooks in the job are told."""
+        return "strace" if self.has_strace else "preload" if self.library else "python"
+
+    @property
     def fact(self) -> dict[str, Any]:
         has_preload = self.library is not None
         hidden: tuple[str, ...] = _NEVER_SEEN
@@ -155,7 +159,7 @@ def _view_of(name: str) -> _JobView:
 def _environment(job: TracedJob, view: _JobView) -> dict[str, str]:
     environment = dict(os.environ)
     environment[TRACE_VARIABLE] = str(job.folder)
-    environment[WITH_VARIABLE] = "preload" if view.library is not None else "python"
+    environment[WITH_VARIABLE] = view.name
     paths = [str(_STARTUP), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if view.library is not None:
@@ -171,7 +175,7 @@ def _run(
 ) -> int:
     out = sys.stderr.fileno() if job.prints_to_stderr else None
     child = subprocess.Popen(command, env=environment, stdout=out)
-    sampler = Sampler(recorder, lambda: process_tree(child.pid), of_node=True)
+    sampler = Sampler(recorder, lambda: _process_tree(child.pid), of_node=True)
     sampler.start()
     # Ctrl-C reaches the child as well, being in our process group; it decides how it ends.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT,)}
@@ -184,6 +188,21 @@ def _run(
             signal.signal(number, handler)
         sampler.stop()
     return 128 - status if status < 0 else status
+
+
+def _process_tree(root: int) -> list[int]:
+    """Return a process and all that descend from it; those whose parent has gone are missing."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, ValueError, IndexError):
+                # The name of a program is in brackets and may hold anything.
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(words[1]), []).append(int(entry.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
 
 
 def _facts(job: TracedJob, view: _JobView) -> dict[str, Any]:

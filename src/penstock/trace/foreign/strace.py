@@ -40,14 +40,14 @@ def read_log(folder: Path, *, perf_ns: int, time_ns: int) -> None:
     log = folder / _LOG
     if not log.exists():
         return
-    ranks = _ranks(folder)
+    ranks, own = _ranks(folder), f"<{folder}/"
     lines: dict[int, list[re.Match[str]]] = defaultdict(list)
     pending: dict[str, str] = {}
     with log.open(errors="replace") as file:
         for text in file:
             line = _whole(text.rstrip("\n"), pending)
             match = _LINE.match(line) if line else None
-            if match:
+            if match and own not in line:  # What the hooks read of the trace is no data.
                 lines[int(match["pid"])].append(match)
     for pid, matches in lines.items():
         recorder = Recorder(folder, role="native", rank=ranks.get(pid, 0))
@@ -60,7 +60,7 @@ def read_log(folder: Path, *, perf_ns: int, time_ns: int) -> None:
 
 
 def _whole(line: str, pending: dict[str, str]) -> str:
-    """Return a line whose call another one had interrupted, put together; "" if it goes on."""
+    """Join the two lines of a call that was interrupted; "" until the second one comes."""
     if unfinished := _UNFINISHED.match(line):
         pending[unfinished["pid"]] = unfinished["head"]
         return ""
