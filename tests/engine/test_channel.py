@@ -64,6 +64,19 @@ def test_a_shut_down_ends_a_wait_in_the_same_process() -> None:
     assert ended.wait(10)
 
 
+def test_a_wait_ends_with_a_frame_or_with_the_channel_and_takes_nothing() -> None:
+    mine, theirs = channel_pair()
+    with FrameChannel(theirs) as other, mine:
+        other.send(b"first")
+        mine.wait()
+        mine.wait()  # It is still there.
+        assert mine.receive()[0] == b"first"
+        other.shut_down()
+        mine.wait()
+        with pytest.raises(ChannelClosed):
+            mine.receive()
+
+
 def test_a_quiet_channel_is_not_ready() -> None:
     mine, theirs = channels()
     assert not mine.is_ready()

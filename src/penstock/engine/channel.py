@@ -46,6 +46,11 @@ class FrameChannel:
             return True  # Closed in this process: the number may be another file's by now.
         return bool(self._poll.poll(1000 * wait_s))
 
+    def wait(self) -> None:
+        """Return when a frame, or the end of the channel, can be received."""
+        with suppress(OSError):  # Who receives next gets the error.
+            self._end.recv(1, socket.MSG_PEEK)
+
     def send(self, data: bytes, files: Sequence[int] = ()) -> None:
         """Send a frame, and wait while the other end has no room for it."""
         with self._sending:

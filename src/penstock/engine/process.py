@@ -241,6 +241,10 @@ class EngineProcess:
             resources=EngineResources(pool=self._pool, workers=self._workers),
         )
         self._run: RunSender | None = None
+        # Held while a notice is received and taken. Whoever ends a run takes those that have come
+        # first: a notice is sent before the question to end the run, but on another channel, and
+        # its batches would not be counted.
+        self._hearing = threading.Lock()
         self._counting: tuple[LiveCounts, RunSender | None] = (LiveCounts(), None)
         """The counts of iterations that are over, and the one that runs. They are one value, so
         that the thread of the metrics page never counts an iteration twice, or not at all."""
@@ -328,6 +332,9 @@ class EngineProcess:
         """End the run, unless `number` is given and is that of another run."""
         if self._run is None or number not in (None, self._run.number):
             return
+        with self._hearing, suppress(ChannelClosed):
+            while self._batches.is_ready():
+                self._hear_one()
         if self._number is not None:
             self._number.stop()
             self._number = None
@@ -366,24 +373,29 @@ class EngineProcess:
     # -- batches -----------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        while True:
-            try:
-                taken: FrontNotice = pickle.loads(self._batches.receive()[0])
-            except ChannelClosed:
-                return  # The front is gone; then `serve` ends as well.
-            for number, index in taken.released:
-                self._outbox.release(number, index)
-            for number, index in taken.spoilt:
-                self._give_up(self._outbox.release(number, index))
-            run = self._run
-            if run is None or run.number != taken.run:
-                continue
-            try:
-                for losses in taken.losses:
-                    self._engine.observed(losses.steps, losses.closes_window)
-            except BaseException as error:  # The thread that waits for the next batch raises it.
-                self.send(MadeBatches(run=run.number, error=packed_error(error)))
-            run.notice(taken)
+        with suppress(ChannelClosed):  # The front is gone; then `serve` ends as well.
+            while True:
+                self._batches.wait()
+                with self._hearing:
+                    if self._batches.is_ready():
+                        self._hear_one()
+
+    def _hear_one(self) -> None:
+        """Take the next notice of the front."""
+        taken: FrontNotice = pickle.loads(self._batches.receive()[0])
+        for number, index in taken.released:
+            self._outbox.release(number, index)
+        for number, index in taken.spoilt:
+            self._give_up(self._outbox.release(number, index))
+        run = self._run
+        if run is None or run.number != taken.run:
+            return
+        try:
+            for losses in taken.losses:
+                self._engine.observed(losses.steps, losses.closes_window)
+        except BaseException as error:  # The thread that waits for the next batch raises it.
+            self.send(MadeBatches(run=run.number, error=packed_error(error)))
+        run.notice(taken)
 
     def _give_up(self, memory: Any) -> None:
         """Never use again memory that a forked child may look at."""
