@@ -1,4 +1,4 @@
-"""Attach a schedule to an eager model: its own loop, with the network under backward and forward.
+"""Train a model as it is on several ranks; sending hides behind backward and the next forward.
 
     attached = attach(model, optimizer)
 
@@ -22,10 +22,11 @@ needs the weights. Gradients are means over ranks. What is different from the pl
 * With `reshard`, weights are whole only while a module runs; elsewhere in `attached.whole()`. Reads
   of `param.grad` are refused.
 
-A model may be left by an error at any place: gradients sent too early are sent again by `step`.
+If forward or backward raises, the loop may go on: gradients that changed after they were sent are
+sent again by `step`.
 
-On a GPU no host waits for its device: lanes are streams, and "waits" above is said of the stream
-that is current. Norms stay on the device. Which parameters have gradients is agreed on between
+On a GPU no host waits for its device: lanes are streams, and where it says "waits" above, the
+current stream does. Norms stay on the device. Which parameters have gradients is agreed on between
 hosts, over gloo, once a step.
 """
 
@@ -134,7 +135,8 @@ def attach(
             A model on a GPU takes NCCL, or peer pointers if `Groups(..., backend="peer")` says so.
         clip: the largest norm of all gradients together, as in `clip_grad_norm_`.
         wire: "bf16" sends half the bytes; approximate. Weights are kept exact in slices.
-        dtype: compute with weights of this type (bfloat16); float32 ones are kept in slices.
+        dtype: compute with weights of this type (bfloat16, float16), and keep float32 ones in
+            slices.
         buckets: size of what is sent in one go, or "auto" by the speed of the network.
         reshard: keep weights in slices as well, and whole ones only while a module runs.
     """

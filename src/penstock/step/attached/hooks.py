@@ -264,7 +264,7 @@ def _is_in_forward() -> bool:
 def _refuse_copies() -> None:
     raise StateError(
         "a copy or a pickle of an attached optimizer would have no state, which is in slices on "
-        "all ranks; take optimizer.state_dict(), on all of them"
+        "all ranks; take optimizer.state_dict()"
     )
 
 

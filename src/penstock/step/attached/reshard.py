@@ -3,16 +3,19 @@
     step ─► first blocks ─► forward: use, release, look ahead ─► backward: the same, the other way
             gathered            one gather of each block          a second gather of most blocks
 
-What goes over the lane of gathers goes in an order that all ranks know: rounds, each of all blocks
-in the order of forward and then, if any rank asks for gradients, of those that its backward reads,
-in its order. Blocks that backward begins with stay and are gathered once. A rank asks for a block
-by going so far in the round; what it has not asked for by its `step` it joins in there. Who needs a
-block that has had its turn begins another round. How many rounds a step has, ranks agree on with a
-small all-reduce on the control lane: a rank that begins a round announces it and goes on; a rank
-that comes to `step` asks whether others have begun one, joins in, and asks again. So evaluations,
-several backwards, and errors that only some ranks have met keep the lanes in order, however many
-of them a rank makes. A rank that reads whole weights asks as well, and then begins a round: ranks
-that are elsewhere join in and ask again.
+Gathers are collectives, so all ranks begin them in one order, in rounds:
+
+1. A round gathers all blocks in the order of forward and then, if any rank wants gradients, those
+   that backward reads, in its order. Blocks that backward begins with stay, and are gathered once.
+2. A rank that needs a block begins all gathers of the round up to it. In its `step` it begins those
+   that are left.
+3. A rank that needs a block whose turn is over begins another round.
+4. Ranks agree on the number of rounds of a step by a small all-reduce on the control lane: a rank
+   that begins a round announces it and goes on; a rank that comes to `step` asks whether others
+   have begun one, joins in, and asks again. A rank that reads whole weights does so, too.
+
+So evaluations, several backwards, and errors that only some ranks have met keep the lanes in order,
+however many of them a rank makes.
 
 Each rank decides by itself what it releases: by how often the first step has called the modules of
 a block, and by which gradients have come. A wrong guess costs memory or a gather, never a value.
@@ -40,7 +43,7 @@ AHEAD = 2
 _DONE, _FORWARD, _BOTH = 0, 1, 2
 """What a rank wants of a round. A round does the maximum over ranks."""
 MEETINGS = ("whole", "state", "step")
-"""Reasons to meet. A rank may want whole weights alone; for the others all have to come."""
+"""Reasons to meet. A rank may ask for whole weights alone; all ranks come for the other two."""
 
 
 class _Saved(NamedTuple):

@@ -79,7 +79,8 @@ class Task:
     priority: int = 0
     """Among tasks that could go next on a lane, the smallest goes."""
     ahead: int = 0
-    """It runs so many iterations before its own; if negative, it may last so many longer."""
+    """+k: it begins k iterations before its own, as a load does. -k: it may end k iterations later,
+    as a store does."""
 
 
 @dataclass(frozen=True, kw_only=True)
