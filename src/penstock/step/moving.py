@@ -42,6 +42,7 @@ class Move:
 def move_of(node: Node, task: Task, memory: RankMemory, comm: Comm) -> Move:
     """Return what a node that communicates does for one task."""
     move = _BlockMove(node, task, memory, comm)
+    # Each operation that communicates is a method of its own name.
     return Move(issue=getattr(move, node.op), finish=move.finish)
 
 

@@ -106,8 +106,10 @@ class NcclComm(Comm):
             self._exchange(list(collective.receipts().values()), list(collective.sends().values()))
         elif kind == "shift":
             self._shift(collective)
-        elif self.size > 1:
-            self._reduce(collective)
+        else:
+            assert kind in ("all_reduce", "reduce", "broadcast"), kind
+            if self.size > 1:
+                self._reduce(collective)
 
     def _reduce(self, collective: Collective) -> None:
         """Carry out all_reduce, reduce or broadcast, which leave a single rank's tensor alone."""

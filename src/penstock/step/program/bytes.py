@@ -155,6 +155,7 @@ def _sent_elements(
         return sum(_common(mine, wanted) for wanted in theirs)
     if node.op == "send":
         return held if 0 <= at + int(node.attr("by")) < size else 0
+    assert node.op in ("reduce", "broadcast"), node.op
     from_root = (at - int(node.attr("root"))) % size
     is_end = from_root == (0 if node.op == "reduce" else size - 1)
     return 0 if is_end else held
