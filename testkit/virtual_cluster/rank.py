@@ -108,9 +108,9 @@ class ClusterRank:
 
     # -- for the server of its node ------------------------------------------------------------
 
-    def cursor(self) -> int:
+    def progress_mark(self) -> int:
         """Return a number that grows as long as this rank fetches units that are at home here."""
-        return self._progress.cursor(len(self._job.lengths), self._now_s)
+        return self._progress.progress_mark(len(self._job.lengths), self._now_s)
 
     def is_coming(self, unit: int) -> bool:
         """Return whether an absent unit may still arrive."""

@@ -297,7 +297,7 @@ class Cluster:
         return RunStatus(
             run=self._carried.run_id.hex(),
             dataset=self._local_tiers.uri,
-            cursor=self.home_fill.cursor(),
+            cursor=self.home_fill.progress_mark(),
             is_filling=self.home_fill.is_filling(),
             reads=ReadCounts(
                 tier_bytes=read.tier_bytes,

@@ -1,9 +1,10 @@
-"""Filling the tiers: each unit is fetched once, by the process that needs it first.
+"""Filling the tiers: each unit is fetched once, by the process that claims it first.
 
 The batches that need a unit wait for its fill; a fill ahead of them has no waiter yet. Other ranks
 and other jobs fill the same tiers. The process that holds the claim of a unit fetches it. All
 others wait for it, and fetch the unit themselves when that takes too long: the process may be
-stopped.
+stopped. With peers, the ranks of a node divide the units whose home it is among themselves
+(`Holders.is_mine`), and each fetches its share before anyone needs it.
 """
 
 from __future__ import annotations

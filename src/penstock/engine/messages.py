@@ -1,8 +1,10 @@
 """The messages between front and engine, on two channels.
 
-On *control* the front asks and the engine answers. On *batches* the engine sends each batch when it
-is made; from time to time the front tells which batches it has taken, and which memory nobody looks
-at any more.
+The *front* is the loader in the training process. On *control* it asks and the engine answers;
+while the engine meets the other nodes it asks in turn (`MeetingCall`), because only the training
+process can reach torch's store. On *batches* the engine sends each batch when it is made, and its
+log lines; the front tells from time to time which batches it has taken, and which memory nobody
+looks at any more.
 """
 
 from __future__ import annotations

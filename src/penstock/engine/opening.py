@@ -1,8 +1,8 @@
-"""Opens the tiers of this node, and meets the other nodes, with the first batch of a loader.
+"""Opens the tiers of this node, and meets the other nodes, with the first iteration of a loader.
 
-Nodes meet once, in the store of the launcher. There they learn each other's addresses and
-capacities, and a secret; from these each node computes the homes of all units by itself. The first
-rank of a node serves the others, unless a node service does it.
+Nodes meet once for each loader, in the store of the launcher. There they learn each other's
+addresses and capacities, and a secret; from these each node computes the homes of all units by
+itself. The first rank of a node serves the others, unless a node service does it.
 """
 
 from __future__ import annotations

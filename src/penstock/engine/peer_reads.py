@@ -412,7 +412,7 @@ class _Pieces:
         whole = Answer(
             absent=tuple(sorted(self._absent)),
             sums=tuple(self._sums),
-            cursor=answer.cursor,
+            progress_mark=answer.progress_mark,
             was_parked=any(each.was_parked for each in self._answers),
             seconds=sum(each.seconds for each in self._answers),
         )

@@ -1,8 +1,11 @@
 """The engine in a process of its own: answers the front, and sends batches as they are made.
 
-It has three threads beside those of a run: one answers questions, one receives the notices of the
-front (batches taken, memory released, losses), and one sends batches in order. At most a few
-batches are on their way; all others wait here, where they count against the look-ahead.
+The *front* is the loader in the training process. The main thread answers its questions. Two
+threads live as long as the engine: `penstock-hear` receives the notices of the front (batches
+taken, memory released, losses), and `penstock-spawner` hears how workers ended. Each run adds the
+threads of its `Runner` and `Fetcher`, `penstock-send`, which sends batches in order, and
+`penstock-count`, where the number of workers is measured. README.md lists all threads. At most a
+few batches are on their way; all others wait here, where they count against the look-ahead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The threads of a run: they plan jobs, work on them, and deliver them in order.
 
 A work thread takes the first of these that there is: a piece of a planned job; the planning of the
-next job, if the stage has room; the planning of fills that the tiers need later. The fetcher has
-threads of its own for reads that take a round trip. The consumer only waits. All threads share one
+next job, if the stage has room; the planning of fills that the tiers need later. With peers, only
+the thread `penstock-fill` plans fills, because other nodes wait for them. The fetcher has threads
+of its own for reads that take a round trip. The consumer only waits. All threads share one
 lock and one state. None of them refers to the loader, so a loader that nobody holds is collected,
 and then its threads end.
 """

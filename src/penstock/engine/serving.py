@@ -59,11 +59,11 @@ class HomeFill:
         """Record that nothing more will be filled."""
         self._is_closed = True
 
-    def cursor(self) -> int:
-        """Return a number that grows while this node makes progress."""
+    def progress_mark(self) -> int:
+        """Return a number that changes while this node makes progress."""
         if self._fill_planner is None:
             return 0
-        return self._fill_planner.progress.cursor(self._num_samples, time.monotonic())
+        return self._fill_planner.progress.progress_mark(self._num_samples, time.monotonic())
 
     def is_filling(self) -> bool:
         """Return whether units that are not in the tiers yet may still arrive."""
@@ -142,7 +142,7 @@ class LocalTierServer:
         shelf_of_run = TierShelf(
             shelf,
             tiers,
-            home_fill.cursor,
+            home_fill.progress_mark,
             home_fill.is_filling,
             home_fill.may_be_home,
         )

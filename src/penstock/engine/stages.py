@@ -184,7 +184,7 @@ class TierStage(GroupStage):
 
     def _block(self, j: int, name: Any) -> PlacedBlock:
         # Copied, because a block may point into its bytes for as long as it is cached, and other
-        # processes can write to a mapped tier: the block's offsets were checked only once.
+        # processes can write to a tier's file: the block's offsets were checked only once.
         block: PlacedBlock = self._stager.block(
             self._group, j, name, lambda: np.array(self.raw(0, j))
         )

@@ -1,6 +1,7 @@
 """`Loader`: from a data set to batches in the training loop.
 
-A loader is cheap to make: no thread, file or connection exists before the first batch is asked for.
+A loader is cheap to make: no thread, file or connection exists before the first iteration.
+`iter(loader)` starts all of them, and with `peers=True` waits for the other nodes.
 One iteration goes through `epochs` epochs; the next one goes on with the epochs after them. If a
 loop is left early, the next iteration begins the same epochs again, as torch's DataLoader does; to
 go on from inside an epoch, use `state_dict`.
@@ -87,8 +88,9 @@ class Loader:
             own, which leave this process to the training loop; a number says how many workers.
             "here": in this process, by threads, for debuggers and tiny data. "auto" chooses;
             `print(loader)` says what, and why.
-        threads: of `workers="here"`, how many work on samples; by default this rank's share of the
-            cores.
+        threads: how many work on samples with `workers="here"`, and how many copy rows or columns
+            of remote data in an engine if there is no transform; by default at most this rank's
+            share of the cores.
         tiers: memory and disk of this node that keep what was read, fastest first:
             `[penstock.Memory("8GB"), penstock.Disk("/scratch", "200GB")]`. All ranks and all jobs
             on the node share them.

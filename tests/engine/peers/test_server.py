@@ -162,7 +162,7 @@ def test_a_parked_ask_is_answered_when_another_process_has_filled_it(tmp_path: P
         in_child(lambda: fill(a.tiers, [1]))
         assert waiting.is_right()
         answer = waiting.answer()
-        assert (answer.absent, answer.was_parked, answer.cursor) == ((), True, 9)
+        assert (answer.absent, answer.was_parked, answer.progress_mark) == ((), True, 9)
         assert a.server.counts()["parked"] == 0
 
 
@@ -343,7 +343,7 @@ class Endless(Shelf):
             file.truncate(64 * 2**20)
         self._file = HeldFile(os.open(path, os.O_RDONLY), close=True)
 
-    def cursor(self) -> int:
+    def progress_mark(self) -> int:
         return 0
 
     def is_filling(self) -> bool:

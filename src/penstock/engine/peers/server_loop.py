@@ -321,13 +321,13 @@ class ServerLoop:
             self._listen()
 
     def _beat(self, now_s: float) -> None:
-        cursors = self.router.cursors()
+        progress_marks = self.router.progress_marks()
         for connection in list(self._connections):
             # Bytes that wait to be sent prove as much as a heartbeat. A connection that is held up
             # has sent requests that were not even read: its client waits for an answer, too.
             is_waiting = connection.cost or connection in self._held_up
             if is_waiting and not connection.has_output:
-                head = wire.pack_beat(cursors.get(connection, {}))
+                head = wire.pack_beat(progress_marks.get(connection, {}))
                 connection.put(OutgoingFrame(head=memoryview(head)))
                 self._serve(connection, selectors.EVENT_WRITE, now_s)
 
