@@ -126,12 +126,12 @@ def join_cluster(
         joined = join(
             rendezvous,
             world,
-            key=f"meeting/{meeting.number(world)}",
+            key=f"meeting/{meeting.count_meeting(world)}",
             mine=None if serving is None else _member(world.node, local_tiers, serving),
             digest={
                 "the data set": local_tiers.name,
                 "its size in bytes": str(local_tiers.units.size_bytes),
-                **meeting.alike,
+                **meeting.must_match,
             },
         )
         if not any(member.capacity_bytes for member in joined.members):

@@ -60,9 +60,12 @@ class MadeBatches(NamedTuple):
     references: list[Reference] | None = None
     """Where in shared memory the large arrays of the parcel lie."""
     is_joined: bool = False
+    """Whether the parcel is one batch that a worker joined, not a list of the job's batches."""
     error: bytes | None = None
     fresh: Sequence[tuple[int, int]] = ()
+    """Number and size of each segment that the front has not mapped yet; their files come along."""
     gone: Sequence[int] = ()
+    """Numbers of segments that the engine has freed: the front unmaps them."""
     counted: EngineStats | None = None
     decode_ns: tuple[int, int] = (0, 0)
     """From when to when the batches were made."""

@@ -235,7 +235,7 @@ class UnitsRead(FillRun):
                 self._is_asked = False
                 answered(answer)
             else:
-                self._cluster.later(lambda: take(answer))
+                self._cluster.run_in_thread(lambda: take(answer))
 
         ask = Ask(shelf=self._cluster.shelf, ranges=self._ranges, wait_s=_WAIT_S)
         self._cluster.ask(source, ask, into, parked=deferred, done=done)

@@ -374,7 +374,7 @@ def test_a_reader_that_does_not_read_blocks_nobody_and_is_dropped(
 def test_reading_stops_where_too_much_is_unanswered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_connection, "COST_MAX", 100)
+    monkeypatch.setattr(server_connection, "CONNECTION_COST_MAX", 100)
     with node(tmp_path, filled=False) as a, client() as c, known(a.address) as sock:
         for number in range(50):
             sock.sendall(wire.pack_ask(number, SHELF, ranges_of([5, 5]), 600, b""))

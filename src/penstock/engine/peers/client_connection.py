@@ -29,12 +29,13 @@ HEAD_BYTES = 512
 TURN_BYTES = 4 * 2**20
 """Bytes read from one connection before the others have their turn."""
 WAKE_BYTES = 64 * 2**10
-"""Payload bytes that are worth waking up for. A link that brings fewer within `SILENCE_S` counts as
-silent."""
+"""While a payload arrives, the kernel wakes the thread only when so many bytes are there, or the
+rest of the payload. So a link that brings fewer within `SILENCE_S` counts as silent."""
 ASKS_MAX = 4096
-COST_MAX = 2**17
-"""Bounds of the outstanding requests of one connection; the rest waits in the `PeerLink`. A server
-accepts twice this cost."""
+ASKER_COST_MAX = 2**17
+"""A client has at most so many requests, and requests of at most this cost (in ranges), outstanding
+on one connection. Further requests wait in the `PeerLink`. A server accepts twice this cost
+(`server_connection.CONNECTION_COST_MAX`), so our clients do not reach its bound."""
 _WASTE_BYTES = 64 * 2**10
 
 
@@ -93,7 +94,7 @@ class ClientConnection:
     @property
     def has_room(self) -> bool:
         """Return whether another request may be sent now."""
-        return len(self.outstanding) < ASKS_MAX and self.cost < COST_MAX
+        return len(self.outstanding) < ASKS_MAX and self.cost < ASKER_COST_MAX
 
     def interest(self) -> int:
         """Return the selector events to wait for."""

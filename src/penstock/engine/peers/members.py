@@ -186,7 +186,7 @@ class Members:
             self._clear(node, at_s)
             if was_reported:
                 self._report(node, stands=False)
-                self._settle(at_s)
+                self._update_lost(at_s)
 
     def silent(self, peer: str, kind: str, at_s: float) -> None:
         """Note that a peer failed; `kind` is one of those of `PeerError`."""
@@ -210,14 +210,14 @@ class Members:
         if kind != "stuck" and node not in self._suspected:
             self._suspected.add(node)
             self._report(node, stands=True)
-            self._settle(at_s)
+            self._update_lost(at_s)
 
     def announce(self, mine: Member, at_s: float) -> None:
         """Announce that this node has restarted, perhaps at other addresses."""
         assert mine.node == self._me, mine
         self._take_record(record_of(mine), at_s)
         self._facts.carry_record(self._me)
-        self._settle(at_s)
+        self._update_lost(at_s)
 
     def say(self) -> bytes:
         """Return the gossip to send; empty while nothing has changed."""
@@ -235,7 +235,7 @@ class Members:
             self._heard_last[peer] = mark
         taken = [self._take(fact, at_s) for fact in facts]
         if any(taken):
-            self._settle(at_s)
+            self._update_lost(at_s)
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Members:
         state.kind, state.retry_at_s, state.cleared_at_s = "", -math.inf, at_s
         self._suspected.discard(node)
 
-    def _settle(self, at_s: float) -> None:
+    def _update_lost(self, at_s: float) -> None:
         """Compute again who is lost, and note the changes."""
         lost = self._voted_out()
         if lost == self._lost:
