@@ -3,6 +3,11 @@
 The first rank of a node runs the server itself, or asks the node service of its host to do so. The
 server must know how far this node has filled the units whose home it is. A server in the rank's own
 process reads that from a counter; the node service is sent it at intervals.
+
+A server in the rank's own process ends with the engine, also when that dies: other nodes find it
+silent, agree that the node is lost, and take over its share. The engine that replaces a dead one
+does not serve; that of a later loader does. The node service goes on serving while any rank of the
+run is connected, and a minute longer.
 """
 
 from __future__ import annotations

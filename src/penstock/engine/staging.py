@@ -5,6 +5,11 @@ wanted as soon as its batch is planned. Samples that belong in a tier are fetche
 Samples whose home is another node are asked of that node. Of all others, near ranges of one object
 are read with one request. Where samples come in blocks, or the order itself goes block by block, a
 block is read once for all the batches that use it.
+
+What another node has comes in one of two ways. A unit that has a place in a tier here is copied
+whole into the tier (`UnitsRead`); the batch then reads the tier. Of other units only the ranges of
+the samples are asked for, into memory for this batch (`RangesRead`). Blocks always come as units,
+because several batches use them.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ Reports travel as gossip in requests and answers (`facts`). A report holds until
 the node again or the node comes back as a new incarnation. A node that learns of a report about
 itself goes on serving and announces that it is there; those who suspect it then try it at once.
 
-Reports by lost nodes do not count, or the last report of a dead node would hold for ever. This rule
-can be circular, for instance if two halves of a job report each other. Applied repeatedly, it then
-alternates between two sets; `lost` is the smaller one, in which no reporter is in doubt. A wrong
-view costs extra bytes from the store, never a sample.
+Reports by lost nodes do not count, or the last report of a dead node would hold for ever. So the
+lost are computed in rounds: start with nobody lost, count the reports, drop those of the lost, and
+repeat. If two halves of a job report each other, some nodes are lost in every other round; these
+count as not lost. A wrong view costs extra bytes from the store, never a sample.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Members:
         self.version += 1
 
     def _voted_out(self) -> frozenset[int]:
-        """Return the smaller of the two sets between which the rule alternates."""
+        """Return the nodes that are lost in every round, once the rounds repeat themselves."""
         low: frozenset[int] = frozenset()
         for _ in range(len(self._members) + 1):
             high = self._voted(low)
