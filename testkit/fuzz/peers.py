@@ -139,7 +139,7 @@ class PeerAnswers:
         """Write down good ones."""
         sums = np.arange(3, dtype=np.uint64)
         answer = wire.pack_answer(
-            4, cursor=5, payload_bytes=30, gossip=b"g" * 9, is_here=b"\1\0\1", sums=sums
+            4, progress_mark=5, payload_bytes=30, gossip=b"g" * 9, is_here=b"\1\0\1", sums=sums
         )
         beat = wire.pack_beat({SHELF: 11})
         status = wire.pack_status(3, {"fill": 0.5, "words": ["a"], "nest": {"x": [1, 2]}})

@@ -58,7 +58,7 @@ class ClusterLink:
         self.served_s = -math.inf
         """When units arrived last."""
         self._heard_s = 0.0
-        self._cursor, self._moved_s = -1, 0.0
+        self._progress_mark, self._moved_s = -1, 0.0
         self._is_checking = False
 
     def do(self, call: Call) -> None:
@@ -166,8 +166,8 @@ class ClusterLink:
 
     def _look_for_stuck(self) -> None:
         now_s = self._now_s
-        if (cursor := self.server.cursor()) != self._cursor:
-            self._cursor, self._moved_s = cursor, now_s
+        if (progress_mark := self.server.progress_mark()) != self._progress_mark:
+            self._progress_mark, self._moved_s = progress_mark, now_s
         stuck = [
             asked
             for asked in self.outstanding.values()

@@ -79,7 +79,7 @@ class ClusterNode:
     gossip: GossipSource | None = None
     is_coming: Callable[[int], bool] = lambda unit: False
     """Whether an absent unit is at home here and in flight."""
-    cursor: Callable[[], int] = lambda: 0
+    progress_mark: Callable[[], int] = lambda: 0
     """The progress that heartbeats report: it stands still only if nothing is tried any more."""
     _backlog: list[tuple[int, Call]] = field(default_factory=list)
     _claims: dict[int, list[Call]] = field(default_factory=dict)

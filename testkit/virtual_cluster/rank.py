@@ -108,9 +108,9 @@ class ClusterRank:
 
     # -- for the server of its node ------------------------------------------------------------
 
-    def cursor(self) -> int:
+    def progress_mark(self) -> int:
         """Return a number that grows as long as this rank fetches units that are at home here."""
-        return self._progress.cursor(len(self._job.lengths), self._now_s)
+        return self._progress.progress_mark(len(self._job.lengths), self._now_s)
 
     def is_coming(self, unit: int) -> bool:
         """Return whether an absent unit may still arrive."""
@@ -170,17 +170,17 @@ class ClusterRank:
         """Follow changes of the membership."""
         if self._version != self.members.version:
             self._version = self.members.version
-            self.on_views(self.holders.follow(self.members.lost))
+            self.on_views(self.holders.set_lost(self.members.lost))
 
     def _look_around(self) -> None:
         """Record which nodes can be asked now."""
-        self.holders.look([self.reads.is_usable(node.name) for node in self._job.homes.nodes])
+        self.holders.set_usable([self.reads.is_usable(node.name) for node in self._job.homes.nodes])
 
     def _plan(self) -> None:
         self._look_around()
         units = np.array(self._job.batch_of(self.number, self._planned))
         routes = routes_of(
-            self._has_place(units), is_spread=lambda: self.holders.peers_of(units)[0] >= 0
+            self._has_place(units), can_come_from_peers=lambda: self.holders.peers_of(units)[0] >= 0
         )
         staged = self._size_bytes(units[routes != Route.TIER])
         batch = ClusterBatch(self._planned, units.tolist(), self._size_bytes(units) + staged)

@@ -135,7 +135,7 @@ class ClusterWorld:
             self.ranks[rank.number] = rank
         node.gossip = ranks[0]
         # The first rank of a node carries its server.
-        node.cursor = ranks[0].cursor
+        node.progress_mark = ranks[0].progress_mark
         node.is_coming = ranks[0].is_coming
         for rank in ranks:
             # A loader plans and fills from its start: other nodes may wait for units at home here

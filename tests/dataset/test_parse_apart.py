@@ -249,7 +249,7 @@ def test_a_set_that_is_indexed_starts_no_process(tmp_path: Path) -> None:
 def test_a_run_in_which_all_end_their_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.dataset.samples_apart._DEATHS_MAX", 2)
+    monkeypatch.setattr("penstock.dataset.samples_in_parser._DEATHS_MAX", 2)
     monkeypatch.setattr("penstock.dataset.verify_samples._RUNS_MIN", 1)
     report = penstock.verify(lines_set(tmp_path / "set", a=["split:abort"] * 6))
     assert ["SIGABRT" in problem.message for problem in report.problems] == [True, True, False]

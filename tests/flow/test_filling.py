@@ -75,14 +75,14 @@ def test_a_unit_that_two_epochs_need_is_under_way_for_both() -> None:
     assert progress.is_over
 
 
-def test_a_cursor_moves_with_time_only_while_something_is_under_way() -> None:
+def test_a_progress_mark_moves_with_time_only_while_something_is_under_way() -> None:
     progress = FillProgress()
-    assert progress.cursor(100, 1.0) == progress.cursor(100, 9.0)
+    assert progress.progress_mark(100, 1.0) == progress.progress_mark(100, 9.0)
     progress.began(["a"], 0, 10)
-    assert progress.cursor(100, 1.0) < progress.cursor(100, 9.0)
-    before = progress.cursor(100, 9.0)
+    assert progress.progress_mark(100, 1.0) < progress.progress_mark(100, 9.0)
+    before = progress.progress_mark(100, 9.0)
     progress.done("a")
-    assert progress.cursor(100, 9.0) > before
+    assert progress.progress_mark(100, 9.0) > before
 
 
 def test_what_is_stopped_will_not_come() -> None:

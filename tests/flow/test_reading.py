@@ -71,10 +71,12 @@ flags = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_siz
 def test_the_nearest_way_is_taken(facts: list[tuple[bool, bool, bool]], in_runs: bool) -> None:
     placed, spread, bare = np.array(facts).T
     routes = routes_of(
-        placed, in_runs=in_runs, is_run_bare=lambda: bare, is_spread=lambda: spread
+        placed, in_runs=in_runs, is_run_bare=lambda: bare, can_come_from_peers=lambda: spread
     ).tolist()
-    for route, is_placed, is_spread, is_bare in zip(routes, placed, spread, bare, strict=True):
-        if is_placed or is_spread:
+    for route, is_placed, can_come_from_peers, is_bare in zip(
+        routes, placed, spread, bare, strict=True
+    ):
+        if is_placed or can_come_from_peers:
             assert route == (Route.TIER if is_placed else Route.PEER)
         else:
             in_run = in_runs and (is_bare or not placed.any())
@@ -85,4 +87,4 @@ def test_nobody_is_asked_who_has_what_where_all_of_it_is_here() -> None:
     def asked() -> np.ndarray:
         raise AssertionError("other nodes were looked up")
 
-    assert routes_of(np.ones(3, bool), is_spread=asked).tolist() == [Route.TIER] * 3
+    assert routes_of(np.ones(3, bool), can_come_from_peers=asked).tolist() == [Route.TIER] * 3

@@ -29,7 +29,7 @@ from penstock.loader.choice import WorkerFacts, choose_workers, facts_of
 )
 def test_the_choice_is_a_function_of_facts(facts: dict[str, Any], apart: bool, why: str) -> None:
     choice = choose_workers(WorkerFacts(**{"asked": "auto", **facts}))
-    assert choice.apart is apart
+    assert choice.uses_engine_process is apart
     assert why in choice.why
     assert choice.num_workers == (7 if facts.get("asked") == 7 else None)
 

@@ -81,13 +81,13 @@ def test_who_stood_in_for_a_node_that_is_back_is_asked_before_it() -> None:
     with cluster_at(0, view[0]) as cluster:
         assert (cluster.holders.peers_of(share)[0] == 3).all()
         lose(3, view)
-        cluster.follow()
+        cluster.take_over_news()
         elsewhere = stood_in != 0
         assert elsewhere.any()
         assert (cluster.holders.peers_of(share)[0] == np.where(elsewhere, stood_in, -1)).all()
         find(3, view)
-        cluster._look()
-        cluster.follow()
+        cluster._update_usable()
+        cluster.take_over_news()
         first, second = cluster.holders.peers_of(share)
         assert (first == np.where(elsewhere, stood_in, 3)).all()
         assert (second[elsewhere] == 3).all()

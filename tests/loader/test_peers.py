@@ -363,7 +363,7 @@ def test_what_is_larger_than_an_answer_comes_in_pieces(
                 part[:] = (np.arange(inside, inside + length) + unit) % 251
             at += length
         sums = tuple(0 if i in gone else 1000 for i in range(len(ask.ranges)))
-        done(Answer(absent=tuple(gone), sums=sums, cursor=3, was_parked=False, seconds=1.0))
+        done(Answer(absent=tuple(gone), sums=sums, progress_mark=3, was_parked=False, seconds=1.0))
 
     ask = Ask(shelf=bytes(16), ranges=ranges)
     with mock.patch.object(peer_reads, "PIECE_BYTES", 1000):

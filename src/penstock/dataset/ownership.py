@@ -1,8 +1,8 @@
 """Memory that a user may write to.
 
 Samples are cut out of memory that others read as well: a decompressed block that later batches use
-again, bytes of a store, a tier that all processes of a node map. A transform may change what it
-gets in place, so whatever leaves Penstock is a copy unless nobody else has its memory.
+again, bytes of a store, a file that is mapped. A transform may change what it gets in place, so
+whatever leaves Penstock is a copy unless nobody else has its memory.
 
 Two rules ensure this for every format. Shared bytes are handed out read-only, so an array that can
 be written to is the user's own. And everything that a block hands out counts as shared, because

@@ -21,7 +21,7 @@ from penstock.dataset.formats.base import Sample, encoding_of, extension_of
 from penstock.dataset.pack_plan import cut
 from penstock.dataset.parse_values import UnsendableError
 from penstock.dataset.part import Ints, Part
-from penstock.dataset.samples_apart import ApartSamples, own_steps, reads_apart
+from penstock.dataset.samples_in_parser import SamplesInParser, own_steps, reads_in_parser
 from penstock.dataset.writer_encode import clean_name
 from penstock.storage.pool import ReadPool, ReadRequest
 
@@ -122,9 +122,9 @@ def encoded_samples(
     """
     own = own_steps(bound)
     names = own.intersection(f.name for f in bound.part.fields if decoded or _is_remade(f))
-    if reads_apart(bound, names):
+    if reads_in_parser(bound, names):
         try:
-            return _from_apart(bound, local, readers, names), names
+            return _from_parser(bound, local, readers, names), names
         except UnsendableError:
             pass  # A value of a class of the user's: only the caller's own format makes these.
     if bound.by_block:
@@ -132,7 +132,7 @@ def encoded_samples(
     return bound.split(local, read_raws(bound, local, readers)), frozenset()
 
 
-def _from_apart(
+def _from_parser(
     bound: BoundPart, local: Ints, readers: ReadPool, decoded: frozenset[str]
 ) -> list[Sample]:
     out: list[Sample] = [{}] * len(local)
@@ -142,7 +142,7 @@ def _from_apart(
         starts = cut(np.asarray(sizes), _APART_BYTES, _APART_SAMPLES).tolist()
         for start, stop in pairwise(starts):
             some = local[start:stop]
-            sent = ApartSamples.alone(bound, some, read_raws(bound, some, readers))
+            sent = SamplesInParser.alone(bound, some, read_raws(bound, some, readers))
             out[start:stop] = sent.samples(range(len(some)), decoded)
         return out
     extents = table.extents(local)
@@ -150,7 +150,7 @@ def _from_apart(
         places = np.flatnonzero(extents.block == number).tolist()
         raw = bound.read_sample(0, int(local[places[0]]))
         rows = extents.row[places].tolist()
-        samples = ApartSamples.of_block(bound, number, raw).samples(rows, decoded)
+        samples = SamplesInParser.of_block(bound, number, raw).samples(rows, decoded)
         for place, sample in zip(places, samples, strict=True):
             out[place] = sample
     return out

@@ -23,7 +23,7 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.fields import Field, decode
 from penstock.dataset.formats.base import whole_objects
 from penstock.dataset.part import Ints, make_part
-from penstock.dataset.samples_apart import ApartSamples, own_steps, reads_apart
+from penstock.dataset.samples_in_parser import SamplesInParser, own_steps, reads_in_parser
 from penstock.dataset.sources import DatasetSource, field_extension, tar_key, value_name
 from penstock.dataset.writer_encode import clean_name
 from penstock.errors import FormatError, OptionError
@@ -105,8 +105,8 @@ class CsvSource:
             names = [f"row {int(numbers[place]) + 2} of {self.uri}" for place in places]
             bound = self._bound(kind, [infos[place] for place in places])
             ids, raws = range(len(places)), [[buffers[place]] for place in places]
-            if reads_apart(bound, [kind]):
-                sent = ApartSamples(bound, bound.part, ids, raws, names)
+            if reads_in_parser(bound, [kind]):
+                sent = SamplesInParser(bound, bound.part, ids, raws, names)
                 samples = sent.samples(ids, own_steps(bound))
                 values = [sample[kind] for sample in samples]
             else:

@@ -16,7 +16,7 @@ from penstock.dataset.formats.base import Block, Sample, Unit
 from penstock.dataset.pack_plan import cut
 from penstock.dataset.parse_values import UnsendableError
 from penstock.dataset.part import Ints, Part
-from penstock.dataset.samples_apart import ApartSamples, reads_apart
+from penstock.dataset.samples_in_parser import SamplesInParser, reads_in_parser
 from penstock.dataset.sources import read_raws, stored_bytes
 from penstock.dataset.verify_index import Objects, named, problem_at
 from penstock.dataset.verify_report import Findings, Problem
@@ -213,7 +213,7 @@ def _holds(
 def _undecodable(bound: BoundPart, raws: dict[int, Raws]) -> Iterator[Problem]:
     """Yield the samples, addressed alone, that cannot be cut into fields and decoded."""
     ids = np.array(list(raws), np.int64)
-    sent = partial(ApartSamples.alone, bound, ids, list(raws.values()))
+    sent = partial(SamplesInParser.alone, bound, ids, list(raws.values()))
     verdicts = _verdicts(bound, sent, len(ids))
     if verdicts is not None:
         found = [(int(ids[row]), _judged(bound, int(ids[row]), v)) for row, v in verdicts]
@@ -227,10 +227,10 @@ def _undecodable(bound: BoundPart, raws: dict[int, Raws]) -> Iterator[Problem]:
 
 
 def _verdicts(
-    bound: BoundPart, send: Callable[[], ApartSamples], num_samples: int
+    bound: BoundPart, send: Callable[[], SamplesInParser], num_samples: int
 ) -> list[tuple[int, str | Sample]] | None:
-    """Return what a parser process finds, as `ApartSamples` does; None where that is not done."""
-    if not reads_apart(bound, bound.steps):
+    """Return what a parser process finds, as `SamplesInParser` does; None where none is used."""
+    if not reads_in_parser(bound, bound.steps):
         return None
     try:
         return list(send().verdicts(range(num_samples)))
@@ -286,7 +286,7 @@ def _checked_rows(
 ) -> Iterator[tuple[int, str]]:
     """Yield the samples of a block with what is wrong with them; raises for the whole block."""
     bound, ids = run.bound, range(run.first, run.stop) if decode else range(0)
-    verdicts = _verdicts(bound, partial(ApartSamples.of_block, bound, number, raw), len(ids))
+    verdicts = _verdicts(bound, partial(SamplesInParser.of_block, bound, number, raw), len(ids))
     if verdicts is not None:
         for row, verdict in verdicts:
             yield run.first + row, _judged(bound, run.first + row, verdict)

@@ -96,7 +96,7 @@ def make_run(
         context,
         stage_bytes=wanted.stage_bytes,
         runs=_runs(wanted, stream.world, fetcher),
-        measured=fetcher,
+        rates=fetcher,
         unpacked=unpacked,
         residency=residency,
     )

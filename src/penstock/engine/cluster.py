@@ -88,20 +88,20 @@ class Cluster:
         )
         """Which node keeps what, as far as this rank knows."""
         self._shared_members = shared_members
-        self._carried = connections
+        self._connections = connections
         self.shelf = connections.shelf
         self.home_fill = connections.home_fill
         self.run_id = connections.run_id
         self._counters = counters
         self._lock = threading.Lock()  # Held while homes move: only one thread may place units.
         self._pool = BufferPool(_ANSWERS_BYTES)
-        self._later = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
+        self._fill_threads = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
         self._version = shared_members.version
         self.homes_version = 0
         """Grows when homes have moved, after units that came to this node have their place."""
         self._looked_s = 0.0
         self._place()
-        self._look()
+        self._update_usable()
         self.home_fill.are_at_home = self.holders.are_at_home
         self._tending = PeriodicThread(self._tend, _LOOK_S)
 
@@ -120,19 +120,19 @@ class Cluster:
     @property
     def node_of_rank(self) -> Ints:
         """The node of each rank of the world."""
-        return self._carried.node_of_rank
+        return self._connections.node_of_rank
 
-    def follow(self) -> None:
+    def take_over_news(self) -> None:
         """Take over news of other nodes since the last call."""
         if self._version != self._shared_members.version:
             with self._lock:
                 self._version = self._shared_members.version
-                self.holders.follow(self._shared_members.lost)
+                self.holders.set_lost(self._shared_members.lost)
                 self._place()
                 # Last, because a thread that sees the new version expects the units to have places.
                 self.homes_version = self.holders.version
         if time.monotonic() - self._looked_s > _LOOK_S:
-            self._look()
+            self._update_usable()
 
     def _place(self) -> None:
         try:
@@ -142,9 +142,9 @@ class Cluster:
                 "this node cannot keep what is at home here (%s); it is read from the store", error
             )
 
-    def _look(self) -> None:
+    def _update_usable(self) -> None:
         self._looked_s = time.monotonic()
-        self.holders.look(self._shared_members.usable())
+        self.holders.set_usable(self._shared_members.usable())
 
     def stand_ins(self, units: Ints) -> Iterator[tuple[str, Ints]]:
         """Yield sources that have kept units in our place, each with the numbers of its units."""
@@ -167,7 +167,7 @@ class Cluster:
             # It fell silent after this was planned; only one step shall wait for its timeout.
             done(PeerError(f"{source} cannot be asked now", peer=name, kind="lost"))
             return
-        member, client = self._shared_members.member(name), self._carried.client
+        member, client = self._shared_members.member(name), self._connections.client
 
         def ask_one(ask: Ask, into: memoryview, done: AnswerDone) -> None:
             client.ask(member.name, member.addresses, ask, into, parked=parked, done=done)
@@ -179,9 +179,9 @@ class Cluster:
         _log.warning("%s sent %s; it is read from the store instead", source, what)
         self._shared_members.silent(peer_of(source) or "", "broken")
 
-    def later(self, work: Callable[[], None]) -> None:
+    def run_in_thread(self, work: Callable[[], None]) -> None:
         """Call a function in a thread that may wait for a disk."""
-        self._later.submit(work)
+        self._fill_threads.submit(work)
 
     def buffer(self, size_bytes: int) -> memoryview:
         """Return memory for an answer."""
@@ -237,7 +237,7 @@ class Cluster:
         )
         if not name or name == self._shared_members.me:
             return None
-        member, client = self._shared_members.member(name), self._carried.client
+        member, client = self._shared_members.member(name), self._connections.client
 
         def ask() -> int:
             status = client.status(member.name, member.addresses, timeout_s=_CLOCK_S)
@@ -251,7 +251,7 @@ class Cluster:
         """Try nodes again that did not answer, outside of steps; exchange progress and gossip."""
         for member in self._shared_members.due():
             nothing = Ask(shelf=self.shelf, ranges=np.zeros((0, 5), np.int64))
-            self._carried.client.ask(
+            self._connections.client.ask(
                 member.name,
                 member.addresses,
                 nothing,
@@ -259,14 +259,14 @@ class Cluster:
                 parked=lambda: None,
                 done=lambda answer: None,  # The client itself tells the members whom it reached.
             )
-        if self._carried.serving is not None:
-            self._carried.serving.tend()
+        if self._connections.serving is not None:
+            self._connections.serving.tend()
 
     # -- for people ------------------------------------------------------------------------------
 
     def stats(self) -> tuple[PeerStats, ...]:
         """Return the states and counts of the other nodes."""
-        counts = self._carried.client.counts()
+        counts = self._connections.client.counts()
         out = []
         for name in self._shared_members.names:
             if name == self._shared_members.me:
@@ -293,11 +293,11 @@ class Cluster:
         from penstock.engine.peers.status import LinkStatus, ReadCounts, RunStatus
 
         read = self._counters.counted()
-        counts = self._carried.client.counts()
+        counts = self._connections.client.counts()
         return RunStatus(
-            run=self._carried.run_id.hex(),
+            run=self._connections.run_id.hex(),
             dataset=self._local_tiers.uri,
-            cursor=self.home_fill.cursor(),
+            cursor=self.home_fill.progress_mark(),
             is_filling=self.home_fill.is_filling(),
             reads=ReadCounts(
                 tier_bytes=read.tier_bytes,
@@ -322,9 +322,9 @@ class Cluster:
     def close(self) -> None:
         """Stop asking other nodes, and stop serving once the others are quiet."""
         self._tending.stop()
-        self._carried.client.stop()
-        self._later.shutdown(wait=True)
-        for close in self._carried.closing:
+        self._connections.client.stop()
+        self._fill_threads.shutdown(wait=True)
+        for close in self._connections.closing:
             close()
 
 

@@ -70,7 +70,7 @@ class ColumnMaker:
         self._reader = reader
         self._counters = counters
         self._num_threads = num_threads
-        self.waits_here = reader.copies_apart
+        self.waits_here = reader.copies_in_workers
 
     def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Give each sample its place in one buffer; samples in blocks need none."""

@@ -62,8 +62,9 @@ class RunStart:
 
     world: World
     span: StreamSpan
-    may_meet: bool = True
-    """Whether to meet the other nodes; they do not expect an engine that replaces a dead one."""
+    is_replacement: bool = False
+    """Whether the engine replaces a dead one: the other nodes do not expect it, so it does not meet
+    them."""
     scores: Mapping[str, Any] | None = None
     """State of the `ImportanceCourse`, where the order depends on losses."""
     training_pid: int = field(default_factory=os.getpid)
@@ -78,13 +79,13 @@ class Engine:
         options: LoaderOptions,
         *,
         rendezvous: Callable[[World], Rendezvous] | None = None,
-        number: Callable[[World], int] = number_of_meeting,
+        count_meeting: Callable[[World], int] = number_of_meeting,
         resources: EngineResources | None = None,
     ) -> None:
         self.options = options
         self.counters = Counters()
         self._rendezvous = rendezvous
-        self._number = number
+        self._count_meeting = count_meeting
         self._resources = resources
         self._opened: OpenedTiers | None = None
         self._seen = ClusterStats()
@@ -166,7 +167,7 @@ class Engine:
             return
         if self._opened is not None and self._opened.pid == os.getpid():
             return
-        if not begin.may_meet and options.assignment == "locality":
+        if begin.is_replacement and options.assignment == "locality":
             raise OptionError(
                 "assignment='locality' goes by where the nodes agreed to keep samples, and this "
                 "engine was started again without them; restart the job from its last state"
@@ -175,16 +176,18 @@ class Engine:
             options.dataset,
             options.wishes,
             MeetingOptions(
-                where=options.meets_at if begin.may_meet else False,
+                where=False if begin.is_replacement else options.meets_at,
                 world=begin.world,
-                number=self._number,
+                count_meeting=self._count_meeting,
                 rendezvous=self._rendezvous,
                 num_samples=options.order.num_samples,
-                alike={
+                must_match={
                     "the order of samples": f"{options.order.mode}:{order_hash(options.order)}",
                     "the seed": str(options.seed),
                 },
-                moving=order_hash(options.order) if options.order.mode == "importance" else "",
+                moving_order=order_hash(options.order)
+                if options.order.mode == "importance"
+                else "",
             ),
             self.counters,
         )
@@ -226,7 +229,7 @@ class Engine:
             return replace(seen, draws=copy.deepcopy(seen.draws))
 
     @property
-    def holds(self) -> object:
+    def opened_tiers(self) -> object:
         """An object that must live as long as a run."""
         return self._opened
 

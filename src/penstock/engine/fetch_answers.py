@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.engine.channel import ChannelClosed, FrameChannel
-from penstock.engine.errors_apart import packed_error
+from penstock.engine.process_errors import packed_error
 from penstock.engine.runner import Runner
 
 

@@ -1,10 +1,10 @@
 """The flow carried out: threads read from stores, and report each outcome to the flow.
 
-Reads are wanted with the step that needs them. The flow decides when each read begins, from which
-source, how many are in flight, and which get a second attempt (a hedge); a thread carries it out
-and reports. Threads are started as they are needed and live as long as the fetcher. A question to a
-peer takes no thread: the answer may take long, because the peer may fetch the bytes itself first,
-and the thread that receives it reports it.
+Reads are wanted with the number of the job that needs them, which the flow calls its step. The flow
+decides when each read begins, from which source, how many are in flight, and which get a second
+attempt (a hedge); a thread carries it out and reports. Threads are started as they are needed and
+live as long as the fetcher. A question to a peer takes no thread: the answer may take long, because
+the peer may fetch the bytes itself first, and the thread that receives it reports it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SourceRead(Protocol):
 
     @property
     def staged(self) -> bool:
-        """Whether the bytes wait in memory for their step."""
+        """Whether the bytes wait in memory for their job."""
         ...
 
     def __call__(self, attempt: int) -> ReadOutcome:
@@ -94,7 +94,7 @@ class PeerRead(SourceRead, Protocol):
 
 
 class ReadPurpose(NamedTuple):
-    """Step, epoch and flags of a read in a trace."""
+    """Step of the training, epoch and flags of a read in a trace."""
 
     step: int = -1
     epoch: int = -1
@@ -195,9 +195,9 @@ class Fetcher:
     # -- called by the runner ----------------------------------------------------------------
 
     def want(
-        self, wants: Sequence[tuple[SourceRead, Done]], step: int, what_for: ReadPurpose = NOBODY
+        self, wants: Sequence[tuple[SourceRead, Done]], job: int, what_for: ReadPurpose = NOBODY
     ) -> None:
-        """Want reads for a step; the thread that completes one calls the function beside it."""
+        """Want reads for the job of a number; each read's function is called once it is done."""
         if not wants:
             return
         with self._lock:
@@ -210,7 +210,7 @@ class Fetcher:
                 fetches.append(
                     Fetch(
                         number=number,
-                        step=step,
+                        step=job,  # The steps of the flow are the jobs of this run.
                         size_bytes=read.size_bytes,
                         sources=read.sources,
                         staged=read.staged,
@@ -218,15 +218,15 @@ class Fetcher:
                 )
             self._act(self._flow.on(Wanted(fetches=tuple(fetches), at_s=self._clock.now_s())))
 
-    def consumed(self, step: int) -> None:
-        """Tell the flow that a step's batch was taken."""
+    def consumed(self, job: int) -> None:
+        """Tell the flow that the batches of a job were taken."""
         with self._lock:
-            self._act(self._flow.on(Consumed(step=step, at_s=self._clock.now_s())))
+            self._act(self._flow.on(Consumed(step=job, at_s=self._clock.now_s())))
 
-    def waiting(self, step: int) -> None:
-        """Tell the flow that the training loop waits for a step."""
+    def waiting(self, job: int) -> None:
+        """Tell the flow that the training loop waits for a job."""
         with self._lock:
-            self._act(self._flow.on(Waiting(step=step, at_s=self._clock.now_s())))
+            self._act(self._flow.on(Waiting(step=job, at_s=self._clock.now_s())))
 
     def stop(self) -> None:
         """End all threads; waits a moment for reads in flight, and drops their bytes."""

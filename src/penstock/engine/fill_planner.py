@@ -1,8 +1,8 @@
 """Filling tiers further ahead than batches are made: `flow.filling` carried out.
 
 A node alone follows its own batches. Among several nodes, all of them use the units whose home is
-here; then it follows the batches of the whole world, and its *cursor* tells the others whether it
-still makes progress.
+here; then it follows the batches of the whole world, and its *progress mark* tells the others
+whether it still makes progress.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class SharedProgress(FillProgress):
     done = _locked(FillProgress.done)
     end = _locked(FillProgress.end)
     stop = _locked(FillProgress.stop)
-    cursor = _locked(FillProgress.cursor)
+    progress_mark = _locked(FillProgress.progress_mark)
 
     @property
     def is_over(self) -> bool:

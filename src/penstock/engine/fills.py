@@ -1,9 +1,19 @@
-"""Filling the tiers: each unit is fetched once, by the process that needs it first.
+"""Filling the tiers: each unit is fetched once, by the process that claims it first.
 
 The batches that need a unit wait for its fill; a fill ahead of them has no waiter yet. Other ranks
 and other jobs fill the same tiers. The process that holds the claim of a unit fetches it. All
 others wait for it, and fetch the unit themselves when that takes too long: the process may be
-stopped.
+stopped. With peers, the ranks of a node divide the units whose home it is among themselves
+(`Holders.is_mine`), and each fetches its share before anyone needs it.
+
+* `Fill` – one unit on its way; `Fills` – all of them in this run, so that none is begun twice
+* `FillRun` – a read of neighbouring units from their store
+* `peer_reads.UnitsRead` – a `FillRun` that asks another node first; `peer_reads.PeerFills` – which
+  units are asked of whom
+* `fill_planner.FillPlanner` – the fills that later batches need; `flow.filling.FillCourse` – in
+  which order it looks for them
+* `flow.filling.FillProgress` – how far that has come; `fill_planner.SharedProgress` – the same with
+  a lock; `serving.HomeFill` – what the server of the tiers tells other nodes of it
 """
 
 from __future__ import annotations

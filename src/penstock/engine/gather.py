@@ -48,7 +48,7 @@ class GatherMaker:
         self._reader = reader
         self._fields = bounds[0].part.fields
         self._places = _places(bounds[0])
-        self.waits_here = reader.copies_apart
+        self.waits_here = reader.copies_in_workers
         self._widths = [int(t.even_layout()[2][0]) for t in bounds[0].part.tables]
 
     @property

@@ -1,8 +1,11 @@
-"""Joining the other nodes: first the tiers, then the meeting, then homes, then serving.
+"""Joining the other nodes: tiers and server, then the meeting, then homes.
 
-The order matters. A node's capacity is known once its tiers are open. Homes are known once all
-nodes have announced their capacities. A server must know the run's secret before its address is
-announced.
+The order matters. First come the tiers, which say how much this node can keep, and the server,
+which listens already: the node announces its capacity and its addresses in the meeting. The meeting
+agrees on the run's secret, and only then can the server admit members. So all nodes wait for each
+other once more (`wait_for_all`); else a fast node would ask a server that still refuses everybody,
+and suspect its node for half a minute. Homes need no exchange: each rank computes them from the
+announced capacities.
 """
 
 from __future__ import annotations
@@ -111,7 +114,7 @@ def join_cluster(
     grant: TierGrant,
     counters: Counters,
 ) -> Cluster:
-    """Meet the other nodes, compute homes, and begin to serve."""
+    """Begin to serve, meet the other nodes, and compute homes."""
     world = meeting.world
     if not local_tiers.tiers.tiers and world.is_first_of_node:
         _log.warning("this node has no tier; it reads what the others keep, and keeps nothing")
@@ -123,12 +126,12 @@ def join_cluster(
         joined = join(
             rendezvous,
             world,
-            key=f"meeting/{meeting.number(world)}",
+            key=f"meeting/{meeting.count_meeting(world)}",
             mine=None if serving is None else _member(world.node, local_tiers, serving),
             digest={
                 "the data set": local_tiers.name,
                 "its size in bytes": str(local_tiers.units.size_bytes),
-                **meeting.alike,
+                **meeting.must_match,
             },
         )
         if not any(member.capacity_bytes for member in joined.members):

@@ -1,8 +1,10 @@
 """The messages between front and engine, on two channels.
 
-On *control* the front asks and the engine answers. On *batches* the engine sends each batch when it
-is made; from time to time the front tells which batches it has taken, and which memory nobody looks
-at any more.
+The *front* is the loader in the training process. On *control* it asks and the engine answers;
+while the engine meets the other nodes it asks in turn (`MeetingCall`), because only the training
+process can reach torch's store. On *batches* the engine sends each batch when it is made, and its
+log lines; the front tells from time to time which batches it has taken, and which memory nobody
+looks at any more.
 """
 
 from __future__ import annotations
@@ -58,9 +60,12 @@ class MadeBatches(NamedTuple):
     references: list[Reference] | None = None
     """Where in shared memory the large arrays of the parcel lie."""
     is_joined: bool = False
+    """Whether the parcel is one batch that a worker joined, not a list of the job's batches."""
     error: bytes | None = None
     fresh: Sequence[tuple[int, int]] = ()
+    """Number and size of each segment that the front has not mapped yet; their files come along."""
     gone: Sequence[int] = ()
+    """Numbers of segments that the engine has freed: the front unmaps them."""
     counted: EngineStats | None = None
     decode_ns: tuple[int, int] = (0, 0)
     """From when to when the batches were made."""

@@ -1,8 +1,8 @@
-"""Opens the tiers of this node, and meets the other nodes, with the first batch of a loader.
+"""Opens the tiers of this node, and meets the other nodes, with the first iteration of a loader.
 
-Nodes meet once, in the store of the launcher. There they learn each other's addresses and
-capacities, and a secret; from these each node computes the homes of all units by itself. The first
-rank of a node serves the others, unless a node service does it.
+Nodes meet once for each loader, in the store of the launcher. There they learn each other's
+addresses and capacities, and a secret; from these each node computes the homes of all units by
+itself. The first rank of a node serves the others, unless a node service does it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class MeetingOptions:
     where: bool | str
     """Whether they meet at all; a text names the place."""
     world: World
-    number: Callable[[World], int]
+    count_meeting: Callable[[World], int]
     """Counts the meetings of this rank; called only when the nodes do meet."""
     rendezvous: Callable[[World], Rendezvous] | None = None
     """Returns the place where they meet, unless one is named."""
     num_samples: int
     """Samples of an epoch."""
-    alike: Mapping[str, str]
+    must_match: Mapping[str, str]
     """Settings that must be equal on all ranks, beside the data set."""
-    moving: str = ""
+    moving_order: str = ""
     """Names the order, if its windows decide what tiers keep."""
 
 
@@ -88,7 +88,7 @@ def open_here(
 ) -> OpenedTiers:
     """Open the tiers, and meet the other nodes if the user wants that and there are any."""
     if not meeting.where:
-        return OpenedTiers(LocalTiers(dataset, wishes, moving=meeting.moving), None)
+        return OpenedTiers(LocalTiers(dataset, wishes, moving=meeting.moving_order), None)
     refuse_workers()
     from penstock.engine.joining import NO_TIERS, TierGrant, join_cluster
 
@@ -100,7 +100,7 @@ def open_here(
         _refuse_unsaid_nodes(world)
         rendezvous = None if is_alone else _place_of(meeting)
         # Units of nodes that share their tiers never come and go: homes ignore the order.
-        moving = meeting.moving if is_alone else ""
+        moving = meeting.moving_order if is_alone else ""
         local_tiers = LocalTiers(dataset, grant, placed=is_alone, moving=moving)
     except BaseException:
         grant.close()

@@ -1,8 +1,9 @@
-"""Prefetch of mapped files into the page cache, while they are not in it.
+"""Prefetch of files into the page cache, while they are not in it.
 
-Faults on a map come one by one, and each waits for the disk. If the kernel is asked in advance, it
-reads all ranges of a piece at once. The kernel counts the blocks that a thread has caused to be
-read: as long as there are any, files are not in memory, and asking pays.
+Local files are mapped, tiers are read with `preadv`. Either way ranges are touched one by one, and
+each waits for the disk. If the kernel is asked in advance, it reads all ranges of a piece at once.
+The kernel counts the blocks that a thread has caused to be read: as long as there are any, files
+are not in memory, and asking pays.
 """
 
 from __future__ import annotations

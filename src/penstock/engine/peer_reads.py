@@ -235,7 +235,7 @@ class UnitsRead(FillRun):
                 self._is_asked = False
                 answered(answer)
             else:
-                self._cluster.later(lambda: take(answer))
+                self._cluster.run_in_thread(lambda: take(answer))
 
         ask = Ask(shelf=self._cluster.shelf, ranges=self._ranges, wait_s=_WAIT_S)
         self._cluster.ask(source, ask, into, parked=deferred, done=done)
@@ -412,7 +412,7 @@ class _Pieces:
         whole = Answer(
             absent=tuple(sorted(self._absent)),
             sums=tuple(self._sums),
-            cursor=answer.cursor,
+            progress_mark=answer.progress_mark,
             was_parked=any(each.was_parked for each in self._answers),
             seconds=sum(each.seconds for each in self._answers),
         )

@@ -1,8 +1,11 @@
 """The engine in a process of its own: answers the front, and sends batches as they are made.
 
-It has three threads beside those of a run: one answers questions, one receives the notices of the
-front (batches taken, memory released, losses), and one sends batches in order. At most a few
-batches are on their way; all others wait here, where they count against the look-ahead.
+The *front* is the loader in the training process. The main thread answers its questions. Two
+threads live as long as the engine: `penstock-hear` receives the notices of the front (batches
+taken, memory released, losses), and `penstock-spawner` hears how workers ended. Each run adds the
+threads of its `Runner` and `Fetcher`, `penstock-send`, which sends batches in order, and
+`penstock-count`, where the number of workers is measured. README.md lists all threads. At most a
+few batches are on their way; all others wait here, where they count against the look-ahead.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from penstock.dataset.mixture import datasets_of
 from penstock.engine.build import workers_max
 from penstock.engine.channel import ChannelClosed, FrameChannel
 from penstock.engine.engine import Engine, EngineResources
-from penstock.engine.errors_apart import packed_error, unpacked_error
 from penstock.engine.fetch_answers import FetchAnswers
 from penstock.engine.job import BatchJob
 from penstock.engine.messages import (
@@ -42,6 +44,7 @@ from penstock.engine.messages import (
     PackedSlots,
 )
 from penstock.engine.metrics import cpu_and_memory, metrics_for
+from penstock.engine.process_errors import packed_error, unpacked_error
 from penstock.engine.runner import Runner
 from penstock.engine.shared import Outbox, SharedParcel, SharedPool, SharedSegments, packed
 from penstock.engine.snapshot import LiveCounts, LiveSnapshot
@@ -233,11 +236,11 @@ class EngineProcess:
         self._sending = threading.Lock()
         self._num_workers = payload.num_workers
         self._workers = Workers(SpawnerClient(spawner), segments, payload.num_workers or 1)
-        self._number: WorkerCountControl | None = None
+        self._worker_count: WorkerCountControl | None = None
         self._engine = Engine(
             options,
             rendezvous=lambda world: FrontRendezvous(control),
-            number=lambda world: FrontRendezvous(control).number(),
+            count_meeting=lambda world: FrontRendezvous(control).number(),
             resources=EngineResources(pool=self._pool, workers=self._workers),
         )
         self._run: RunSender | None = None
@@ -319,8 +322,8 @@ class EngineProcess:
         self._run = run = RunSender(begin.number, runner, self, fetches[0] if fetches else None)
         if self._num_workers is None:
             most = workers_max(begin.begin.world)
-            self._number = WorkerCountControl(self._workers, most=most, told=run.loop_times)
-            self._number.start()
+            self._worker_count = WorkerCountControl(self._workers, most=most, told=run.loop_times)
+            self._worker_count.start()
         self._counting = self._counting[0], run
         if self._metrics is None:
             world = begin.begin.world
@@ -335,9 +338,9 @@ class EngineProcess:
         with self._hearing, suppress(ChannelClosed):
             while self._batches.is_ready():
                 self._hear_one()
-        if self._number is not None:
-            self._number.stop()
-            self._number = None
+        if self._worker_count is not None:
+            self._worker_count.stop()
+            self._worker_count = None
         self._counting = self._counting[0] + self._run.counts(), None
         self._run.stop()
         self._run = None

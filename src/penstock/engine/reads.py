@@ -62,7 +62,7 @@ class _RecordedObject(NamedTuple):
 class SampleReader:
     """Reads samples in the calling thread; shared by all threads of a run."""
 
-    copies_apart = False
+    copies_in_workers = False
     """Whether worker processes copy large pieces, while the calling thread waits."""
 
     def __init__(self, pool: BufferPool, counters: Counters, *, at_random: bool) -> None:

@@ -1,8 +1,9 @@
 """The threads of a run: they plan jobs, work on them, and deliver them in order.
 
 A work thread takes the first of these that there is: a piece of a planned job; the planning of the
-next job, if the stage has room; the planning of fills that the tiers need later. The fetcher has
-threads of its own for reads that take a round trip. The consumer only waits. All threads share one
+next job, if the stage has room; the planning of fills that the tiers need later. With peers, only
+the thread `penstock-fill` plans fills, because other nodes wait for them. The fetcher has threads
+of its own for reads that take a round trip. The consumer only waits. All threads share one
 lock and one state. None of them refers to the loader, so a loader that nobody holds is collected,
 and then its threads end.
 """
@@ -80,10 +81,10 @@ class Runner:
         self._job_bytes = 0
         """Memory of the latest finished job: decoded samples are larger than stored ones."""
         self._threads = [self._thread(self._work_loop, f"work-{i}") for i in range(num_threads)]
-        self._fills_apart = fill_planner is not None and stager.cluster is not None
+        self._has_fill_thread = fill_planner is not None and stager.cluster is not None
         """Whether a thread of its own plans fills: other nodes wait for units whose home is here,
         even while the work threads are busy with batches."""
-        if self._fills_apart:
+        if self._has_fill_thread:
             self._threads.append(self._thread(self._fill_loop, "fill"))
 
     def _thread(self, loop: Callable[[], None], name: str) -> threading.Thread:
@@ -227,7 +228,7 @@ class Runner:
                     self._is_stopped
                     or self._pieces
                     or self._may_plan()
-                    or (not self._fills_apart and self._may_fill())
+                    or (not self._has_fill_thread and self._may_fill())
                 ):
                     self._work_here.wait()
                 if self._is_stopped:
@@ -278,7 +279,7 @@ class Runner:
             self._wake_filler()
 
     def _wake_filler(self) -> None:
-        (self._fill_here if self._fills_apart else self._work_here).notify()
+        (self._fill_here if self._has_fill_thread else self._work_here).notify()
 
     def _filled(self, read: FillRun, error: BaseException | None) -> None:
         assert self._stager.fills is not None
@@ -381,7 +382,7 @@ class Runner:
                 wait_ns=wait_ns,
                 flags=Flag.ERROR if error is not None else 0,
             )
-        self._settle(job, 1, error)
+        self._count_pieces(job, 1, error)
 
     def _begin_work(self, recorder: Recorder, job: BatchJob) -> tuple[int, int] | None:
         """Set the recorder of this thread to a job; return the thread's times so far.
@@ -404,9 +405,9 @@ class Runner:
                 self._pieces.extend((job, piece) for piece in countdown.pieces)
                 self._work_here.notify(len(countdown.pieces))
                 return
-        self._settle(job, len(countdown.pieces), error)
+        self._count_pieces(job, len(countdown.pieces), error)
 
-    def _settle(self, job: BatchJob, num_pieces: int, error: BaseException | None) -> None:
+    def _count_pieces(self, job: BatchJob, num_pieces: int, error: BaseException | None) -> None:
         """Count pieces as done; the thread of the last one finishes the job."""
         with self._work_here:
             job.error = job.error or error

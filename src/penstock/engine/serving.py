@@ -3,6 +3,11 @@
 The first rank of a node runs the server itself, or asks the node service of its host to do so. The
 server must know how far this node has filled the units whose home it is. A server in the rank's own
 process reads that from a counter; the node service is sent it at intervals.
+
+A server in the rank's own process ends with the engine, also when that dies: other nodes find it
+silent, agree that the node is lost, and take over its share. The engine that replaces a dead one
+does not serve; that of a later loader does. The node service goes on serving while any rank of the
+run is connected, and a minute longer.
 """
 
 from __future__ import annotations
@@ -59,11 +64,11 @@ class HomeFill:
         """Record that nothing more will be filled."""
         self._is_closed = True
 
-    def cursor(self) -> int:
-        """Return a number that grows while this node makes progress."""
+    def progress_mark(self) -> int:
+        """Return a number that changes while this node makes progress."""
         if self._fill_planner is None:
             return 0
-        return self._fill_planner.progress.cursor(self._num_samples, time.monotonic())
+        return self._fill_planner.progress.progress_mark(self._num_samples, time.monotonic())
 
     def is_filling(self) -> bool:
         """Return whether units that are not in the tiers yet may still arrive."""
@@ -142,7 +147,7 @@ class LocalTierServer:
         shelf_of_run = TierShelf(
             shelf,
             tiers,
-            home_fill.cursor,
+            home_fill.progress_mark,
             home_fill.is_filling,
             home_fill.may_be_home,
         )

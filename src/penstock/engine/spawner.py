@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from penstock.engine.channel import ChannelClosed, FrameChannel
-from penstock.engine.errors_apart import packed_error
 from penstock.engine.process import run_engine
+from penstock.engine.process_errors import packed_error
 from penstock.engine.worker import WorkerProcess
 from penstock.trace.recorder import close_recorders
 

@@ -4,7 +4,7 @@
   alone.
 * `BlocksStage`: in blocks or runs that several batches share.
 * `TierStage`: in the tiers of this node; their files are read when the samples are copied.
-* `SpreadStage`: in answers of other nodes for this batch alone, and partly in the tiers here.
+* `PeerStage`: in answers of other nodes for this batch alone, and partly in the tiers here.
   Blocks are whole units, which come into the tiers here, so their stage is a `TierStage`.
 
 Groups without a stage lie in local files, which are also read when the samples are copied.
@@ -184,14 +184,14 @@ class TierStage(GroupStage):
 
     def _block(self, j: int, name: Any) -> PlacedBlock:
         # Copied, because a block may point into its bytes for as long as it is cached, and other
-        # processes can write to a mapped tier: the block's offsets were checked only once.
+        # processes can write to a tier's file: the block's offsets were checked only once.
         block: PlacedBlock = self._stager.block(
             self._group, j, name, lambda: np.array(self.raw(0, j))
         )
         return block
 
 
-class SpreadStage(GroupStage):
+class PeerStage(GroupStage):
     """Samples that other nodes have; where a sample has several tables, some units may lie here."""
 
     def __init__(self, stager: Stager, group: SampleGroup, near: TierStage) -> None:

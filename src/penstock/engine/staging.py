@@ -5,6 +5,11 @@ wanted as soon as its batch is planned. Samples that belong in a tier are fetche
 Samples whose home is another node are asked of that node. Of all others, near ranges of one object
 are read with one request. Where samples come in blocks, or the order itself goes block by block, a
 block is read once for all the batches that use it.
+
+What another node has comes in one of two ways. A unit that has a place in a tier here is copied
+whole into the tier (`UnitsRead`); the batch then reads the tier. Of other units only the ranges of
+the samples are asked for, into memory for this batch (`RangesRead`). Blocks always come as units,
+because several batches use them.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from penstock.engine.local_tiers import Flags, LocalTiers, SamplePlaces
 from penstock.engine.reads import is_local
 from penstock.engine.run_context import RunContext
 from penstock.engine.stage_reads import BlockRead, BlockRuns, RangeRead, StorePlace
-from penstock.engine.stages import BlocksStage, RangesStage, Raw, SpreadStage, TierStage
+from penstock.engine.stages import BlocksStage, PeerStage, RangesStage, Raw, TierStage
 from penstock.flow.layout.units import GAP_BYTES, RUN_BYTES
 from penstock.flow.routes import Route, routes_of, store_route
 from penstock.storage.base import ObjectInfo, Store
@@ -74,7 +79,7 @@ class Stager:
         *,
         stage_bytes: int,
         runs: BlockRuns | None,
-        measured: Fetcher,
+        rates: Fetcher,
         unpacked: Unpacked | None = None,
         residency: TierResidency | None = None,
     ) -> None:
@@ -87,7 +92,7 @@ class Stager:
         self._bare_runs: dict[int, bool] = {}
         """Whether no tier holds anything of a run, for the runs seen so far."""
         self._local_tiers = local_tiers = context.local_tiers
-        self._measured = measured
+        self._rates = rates
         self.cluster = cluster = context.cluster
         self.latest: tuple[BatchSlot | None, int] = (None, 0)
         """The batch that was planned last, and the number of its job."""
@@ -99,7 +104,7 @@ class Stager:
             self.fills = Fills(
                 local_tiers,
                 self.fetch_units,
-                measured.stores,
+                rates.stores,
                 peer_source=None if cluster is None else _fills_of_peers(local_tiers, cluster),
                 is_damaged=self._is_damaged,
                 recorder=context.recorder,
@@ -116,7 +121,7 @@ class Stager:
         read whole, or the store for each sample alone.
         """
         if self.cluster is not None:
-            self.cluster.follow()
+            self.cluster.take_over_news()
         number = self._num_jobs
         self.latest = job.slots[-1], number
         self._num_jobs += 1
@@ -147,7 +152,9 @@ class Stager:
             local_tiers.is_placed(local_tiers.places(group)),
             in_runs=in_runs,
             is_run_bare=partial(self._is_run_bare, group),
-            is_spread=None if self.cluster is None else partial(self._is_spread, group),
+            can_come_from_peers=None
+            if self.cluster is None
+            else partial(self._can_come_from_peers, group),
         )
 
     @property
@@ -160,7 +167,7 @@ class Stager:
         """A number that grows when units have a new home on this node."""
         return self.cluster.homes_version if self.cluster is not None else 0
 
-    def _is_spread(self, group: SampleGroup) -> Flags:
+    def _can_come_from_peers(self, group: SampleGroup) -> Flags:
         """Return which samples have all their units here or on nodes that can be asked."""
         assert self._local_tiers is not None
         assert self.cluster is not None
@@ -191,7 +198,7 @@ class Stager:
             if route == Route.TIER:
                 self._stage_tiered(job, number, staged)
             elif route == Route.PEER:
-                self._stage_spread(job, number, staged)
+                self._stage_from_peers(job, number, staged)
             else:
                 self._stage_store(job, number, staged)
         return staged
@@ -218,7 +225,7 @@ class Stager:
         wanted: Ints = units[~np.array(is_here, bool)]
         return wanted
 
-    def _stage_spread(self, job: BatchJob, number: int, staged: StagedReads) -> None:
+    def _stage_from_peers(self, job: BatchJob, number: int, staged: StagedReads) -> None:
         """Ask other nodes for samples; units that belong here come into the tiers as usual."""
         local_tiers, group = self._local_tiers, job.groups[number]
         assert local_tiers is not None
@@ -228,7 +235,7 @@ class Stager:
             return
         places = local_tiers.places(group)
         near = TierStage(self, group, local_tiers, places, self._counters)
-        stage = SpreadStage(self, group, near)
+        stage = PeerStage(self, group, near)
         job.staged[number] = stage
         new: list[Fill] = []
         for number_of_table, table in enumerate(places):
@@ -304,7 +311,7 @@ class Stager:
             context = self._units_around(group)
             new = new + [fill for fill, is_new in self._fills_of(context) if is_new]
         # A unit may contain gaps of GAP_BYTES between samples, so a read may as well.
-        return self.fills.reads(new, max(GAP_BYTES, self._measured.gap_bytes(RUN_BYTES)))
+        return self.fills.reads(new, max(GAP_BYTES, self._rates.gap_bytes(RUN_BYTES)))
 
     def _units_around(self, group: SampleGroup, *, placed_only: bool = True) -> Ints:
         """Return the units of all runs that some samples of a group lie in."""
@@ -400,7 +407,7 @@ class Stager:
             merged = merge_ranges(
                 numbers * _OBJECT_SPACING + e.offset,
                 e.length,
-                gap_bytes_max=self._measured.gap_bytes(int(e.length.mean())),
+                gap_bytes_max=self._rates.gap_bytes(int(e.length.mean())),
                 length_bytes_max=_RANGE_BYTES_MAX,
             )
             ends = np.cumsum(merged.lengths)

@@ -25,8 +25,8 @@ from penstock.engine.buffers import BufferPool
 from penstock.engine.channel import ChannelClosed, FrameChannel
 from penstock.engine.convert import Special, array_of
 from penstock.engine.decode import SampleMaker, SampleOptions, as_mapping, owned_lists
-from penstock.engine.errors_apart import packed_error
 from penstock.engine.job import GroupPiece, SampleGroup
+from penstock.engine.process_errors import packed_error
 from penstock.engine.reads import SampleReader
 from penstock.engine.shared import Inbox, Outbox, SharedParcel, SharedPool, SharedSegments, packed
 from penstock.engine.sinks import FieldPiece, Pieces, Sinks

@@ -16,8 +16,8 @@ import numpy as np
 
 from penstock.dataset.bound import BoundPart
 from penstock.engine.decode import SampleOptions, owned_lists, uses_of
-from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.job import BatchJob, GroupPiece, SampleGroup, cut
+from penstock.engine.process_errors import unpacked_error
 from penstock.engine.shared import SharedParcel, SharedPool, packed
 from penstock.engine.sinks import Layout, Sinks
 from penstock.engine.stages import GroupStage

@@ -15,8 +15,8 @@ import numpy as np
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
-from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.job import GroupPiece, SampleGroup
+from penstock.engine.process_errors import unpacked_error
 from penstock.engine.reads import SampleReader
 from penstock.engine.shared import Reference, SharedPool
 from penstock.engine.stats import Counters
@@ -33,7 +33,7 @@ _NUM_NAMED = 8
 class WorkerReader(SampleReader):
     """Reads samples as `SampleReader` does; large pieces of local files are copied by workers."""
 
-    copies_apart = True
+    copies_in_workers = True
 
     def __init__(
         self,

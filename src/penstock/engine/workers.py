@@ -26,7 +26,7 @@ _TRIES_MAX = 3
 """Workers that get the same request, each after the one before has died."""
 _TRANSFORM_HINT = 'workers="here" runs the transform in this process, where a debugger sees it'
 _DEATHS_MAX = 64
-"""Deaths of workers in a run of the engine; one more is an error."""
+"""Deaths of workers in the life of an engine; after one more, the next is an error."""
 _STATUS_S = 2.0
 """How long the spawner may take to say how a worker ended."""
 

@@ -21,7 +21,8 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Its name in this flow; rising in the order of planning."""
     step: int
-    """The step that needs it first, counted by the flow's consumer from 0."""
+    """The step that needs it first, counted from 0 in this flow: the number of a job in the engine,
+    of a batch in the simulator. It is not the step of the training."""
     size_bytes: int
     sources: tuple[str, ...]
     """Where it can come from, best first; the last one always works in the end."""

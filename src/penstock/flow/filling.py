@@ -9,7 +9,8 @@ goes over the batches
 * once more from the start, if it is the first rank of a node with several, for what the other ranks
   of its node should have fetched and have not.
 
-The *cursor* of a node tells other nodes that wait for it whether it still makes progress.
+The *progress mark* of a node is a number that changes while the node makes progress. Nodes that
+wait for it compare the number with the last one they saw, and know nothing else of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Generic, TypeVar
 from penstock.flow.planning import FILL_SAMPLES
 
 _DONE_BITS = 20
-"""The low bits of a cursor count finished fetches, so that it moves inside of a step, too."""
+"""The low bits of a progress mark count finished fetches, and seconds while fetches are under way,
+so that it changes inside of a step, too."""
 
 Place = TypeVar("Place")
 Item = TypeVar("Item")
@@ -147,8 +149,8 @@ class FillProgress:
         """Epoch and position before which everything is there."""
         return self._reached
 
-    def cursor(self, samples_per_epoch: int, now_s: float) -> int:
-        """Return a number that grows as long as something moves.
+    def progress_mark(self, samples_per_epoch: int, now_s: float) -> int:
+        """Return a number that changes as long as something moves.
 
         While fetches are under way the passing of time counts as movement: if this node waits for
         the store, others gain nothing by asking the same store themselves.

@@ -1,9 +1,9 @@
 """Who keeps what, as one rank sees it: homes, copies, and who can be asked at the moment.
 
 The home of a unit is computed (`layout.homes`) from the nodes that were there when the job began.
-Which nodes are lost, and which can be asked, this room is told (`follow`, `look`). Both together
-say where each unit should come from, and what this rank fetches before it is needed. An engine asks
-for many units at once; a simulation asks the same questions.
+Which nodes are lost, and which can be asked, this room is told (`set_lost`, `set_usable`). Both
+together say where each unit should come from, and what this rank fetches before it is needed. An
+engine asks for many units at once; a simulation asks the same questions.
 
 When a node is lost for all, the others are home to its share from then on. When it comes back, the
 nodes that stood in for it are asked first: they have its share at once, while it may be behind.
@@ -24,8 +24,9 @@ from penstock.storage.tier_shape import UnitColumn
 
 Flags = npt.NDArray[np.bool_]
 
-_HOLDERS_MAX = 3
-"""How many holders of a unit are considered: its home and the best copies."""
+_HOLDERS_ASKED_MAX = 3
+"""Holders of a unit that are considered: its home and the best copies. `PEERS_MAX` of them are
+asked; one more, because this node may be one of them. `layout.homes` knows up to `HOLDERS_MAX`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,9 @@ class Holders:
         self.base = homes
         """The homes as they were agreed when the job began."""
         self._homes = homes
-        self._away = homes.without([node])
+        self._homes_without_me = homes.without([node])
         """The homes as they are for others while these believe this node to be lost."""
-        self._meanwhile: Homes | None = None
+        self._homes_meanwhile: Homes | None = None
         """The homes as they were while a node was lost that is back now."""
         self._kept: Flags | None = None
         self._offsets = offsets
@@ -76,18 +77,18 @@ class Holders:
 
     # -- what is told --------------------------------------------------------------------------
 
-    def follow(self, lost: Collection[str]) -> frozenset[int]:
+    def set_lost(self, lost: Collection[str]) -> frozenset[int]:
         """Take over from lost nodes, and give back to those that returned; return the lost ones."""
         numbers = {self._names.index(name) for name in lost} - {self._node}
         gone = taken_over(numbers, len(self._names))
         if self._homes.lost - gone:
-            self._meanwhile = self._homes
+            self._homes_meanwhile = self._homes
         self._homes = self.base.without(gone)
         self._kept = None
         self.version += 1
         return gone
 
-    def look(self, usable: Sequence[bool]) -> None:
+    def set_usable(self, usable: Sequence[bool]) -> None:
         """Take note of which nodes can be asked now; the own one cannot."""
         self._usable[:-1] = usable
 
@@ -122,8 +123,8 @@ class Holders:
     def peers_of(self, units: Ints) -> Ints:
         """Return other nodes that can be asked for each unit, a row of the best; -1 for none."""
         holders = self._holders(units)
-        if self._meanwhile is not None:
-            stood_in = self._meanwhile.holders[0, self._spans(units)]
+        if self._homes_meanwhile is not None:
+            stood_in = self._homes_meanwhile.holders[0, self._spans(units)]
             stood_in = np.where(stood_in == holders[0], NOBODY, stood_in)
             holders = np.vstack([stood_in, holders])
         can = self._usable[holders]
@@ -169,14 +170,16 @@ class Holders:
             return
         spans = self._spans(units)
         is_ours = self.base.holders[0, spans] == self._node
-        for (node,), numbers in _alike(np.where(is_ours, self._away.holders[:1, spans], -1)):
+        for (node,), numbers in _alike(
+            np.where(is_ours, self._homes_without_me.holders[:1, spans], -1)
+        ):
             yield "" if node < 0 else peer_source(self._names[node]), numbers
 
     def _spans(self, units: Ints) -> Ints:
         return self.base.spans.number_of(self._offsets[units])
 
     def _holders(self, units: Ints) -> Ints:
-        return self._homes.holders[:_HOLDERS_MAX, self._spans(units)]
+        return self._homes.holders[:_HOLDERS_ASKED_MAX, self._spans(units)]
 
 
 def _alike(rows: Ints) -> Iterator[tuple[list[int], Ints]]:

@@ -36,23 +36,24 @@ def routes_of(
     *,
     in_runs: bool = False,
     is_run_bare: Callable[[], Flags] | None = None,
-    is_spread: Callable[[], Flags] | None = None,
+    can_come_from_peers: Callable[[], Flags] | None = None,
 ) -> Ints:
     """Return the route of each sample.
 
     `placed` are those whose units all have their place in a tier here: nothing is nearer. Of the
-    others, those whose units other nodes have (`is_spread`, asked only in a cluster) come from
-    there. The rest is read from the store: in whole runs where the order goes by runs, but for runs
-    of which a tier holds something (`is_run_bare` says which have nothing there), since that part
-    would be read twice.
+    others, those whose units other nodes have (`can_come_from_peers`, asked only in a cluster) come
+    from there. The rest is read from the store: in whole runs where the order goes by runs, but for
+    runs of which a tier holds something (`is_run_bare` says which have nothing there), since that
+    part would be read twice.
 
-    >>> routes_of(np.array([True, False, False]), is_spread=lambda: np.array([True, True, False]))
+    >>> by_peers = np.array([True, True, False])
+    >>> routes_of(np.array([True, False, False]), can_come_from_peers=lambda: by_peers)
     array([0, 3, 2])
     """
     routes = np.full(len(placed), store_route(in_runs=in_runs), np.int64)
     if in_runs and is_run_bare is not None and placed.any():
         routes[~is_run_bare()] = Route.ALONE
     routes[placed] = Route.TIER
-    if is_spread is not None and not placed.all():
-        routes[~placed & is_spread()] = Route.PEER
+    if can_come_from_peers is not None and not placed.all():
+        routes[~placed & can_come_from_peers()] = Route.PEER
     return routes

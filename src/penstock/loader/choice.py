@@ -47,13 +47,17 @@ class WorkerFacts:
 class WorkerChoice:
     """Where batches are made."""
 
-    apart: bool
+    uses_engine_process: bool
     num_workers: int | None
     """The number that the user gave; None: as many as measuring shows to be of use."""
     why: str
 
     def __str__(self) -> str:
-        where = "by an engine and workers of their own" if self.apart else "in this process"
+        where = (
+            "by an engine and workers of their own"
+            if self.uses_engine_process
+            else "in this process"
+        )
         return f"{where} ({self.why})"
 
 
@@ -68,18 +72,18 @@ def choose_workers(facts: WorkerFacts) -> WorkerChoice:
     num_workers = facts.asked if isinstance(facts.asked, int) else None
     obstacle = _obstacle(facts)
     if facts.asked == "here":
-        return WorkerChoice(apart=False, num_workers=None, why='workers="here"')
+        return WorkerChoice(uses_engine_process=False, num_workers=None, why='workers="here"')
     if facts.asked != "auto":
         if obstacle:
             raise OptionError(f"workers={facts.asked!r} is not possible: {obstacle}")
         why = f"workers={facts.asked!r}"
-        return WorkerChoice(apart=True, num_workers=num_workers, why=why)
+        return WorkerChoice(uses_engine_process=True, num_workers=num_workers, why=why)
     reason = obstacle or _reason_to_stay(facts)
     if reason:
-        return WorkerChoice(apart=False, num_workers=None, why=reason)
+        return WorkerChoice(uses_engine_process=False, num_workers=None, why=reason)
     functions = "there is a transform or collate function"
     why = functions if facts.has_functions else "the data set is large"
-    return WorkerChoice(apart=True, num_workers=None, why=why)
+    return WorkerChoice(uses_engine_process=True, num_workers=None, why=why)
 
 
 def _obstacle(facts: WorkerFacts) -> str:

@@ -31,7 +31,6 @@ from penstock.engine.build import sample_options_of
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.convert import pinned_memory
 from penstock.engine.engine import RunStart
-from penstock.engine.errors_apart import packed_error, unpacked_error
 from penstock.engine.messages import (
     BeginRun,
     EngineAnswer,
@@ -47,6 +46,7 @@ from penstock.engine.messages import (
 from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.peers.forks import close_in_children
+from penstock.engine.process_errors import packed_error, unpacked_error
 from penstock.engine.shared import Inbox, SharedParcel, SharedSegment, SharedSegments
 from penstock.engine.stats import ClusterStats, EngineStats
 from penstock.engine.worker import WorkerJob
@@ -120,8 +120,8 @@ class EngineClient:
         self._seen_by_forks: set[tuple[int, int]] = set()
         """References that a forked child may look at, even after they are dropped here."""
         self._num_runs = 0
-        self._met_by: int | None = None
-        """The process of the engine that has met the other nodes."""
+        self._first_engine_pid: int | None = None
+        """The process of the engine that met the other nodes; a later one replaces it."""
         self.run_id: str | None = None
         self._world = World()
         self.engine_pid = 0
@@ -255,12 +255,12 @@ class EngineClient:
         self._world = start.world
         if self._control is None:
             self._start()
-        if self._met_by is not None:
-            start = replace(start, may_meet=self._met_by == self.engine_pid)
+        if self._first_engine_pid is not None:
+            start = replace(start, is_replacement=self._first_engine_pid != self.engine_pid)
         self._num_runs += 1
         begin = BeginRun(number=self._num_runs, begin=start, only_asked=only_asked)
         self.run_id = self._ask("begin", begin, fetches)
-        self._met_by = self._met_by or self.engine_pid
+        self._first_engine_pid = self._first_engine_pid or self.engine_pid
         return self._num_runs
 
     def end(self, run: int) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from penstock.engine.channel import ChannelClosed
 from penstock.engine.engine import RunStart
-from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.job import BatchSlot, batches_of
 from penstock.engine.messages import LossNotice, MadeBatches
+from penstock.engine.process_errors import unpacked_error
 from penstock.errors import EngineError
 from penstock.loader.engine_client import EngineClient
 from penstock.order.importance import StepLosses

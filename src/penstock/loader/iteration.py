@@ -114,11 +114,11 @@ class Iteration(Iterator[Any]):
         delivered: Callable[[BatchSlot], None],
         recorded: IterationRecording | None,
         windows: ResidentWindows | None = None,
-        holds: object = None,
+        keeps_alive: object = None,
     ) -> None:
         self.run = run
         self._windows = windows
-        self._holds = holds
+        self._keeps_alive = keeps_alive
         """An object that its threads use; the loader may be gone before they end."""
         self._counters = counters
         self._convert = convert

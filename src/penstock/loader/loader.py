@@ -1,6 +1,7 @@
 """`Loader`: from a data set to batches in the training loop.
 
-A loader is cheap to make: no thread, file or connection exists before the first batch is asked for.
+A loader is cheap to make: no thread, file or connection exists before the first iteration.
+`iter(loader)` starts all of them, and with `peers=True` waits for the other nodes.
 One iteration goes through `epochs` epochs; the next one goes on with the epochs after them. If a
 loop is left early, the next iteration begins the same epochs again, as torch's DataLoader does; to
 go on from inside an epoch, use `state_dict`.
@@ -87,8 +88,9 @@ class Loader:
             own, which leave this process to the training loop; a number says how many workers.
             "here": in this process, by threads, for debuggers and tiny data. "auto" chooses;
             `print(loader)` says what, and why.
-        threads: of `workers="here"`, how many work on samples; by default this rank's share of the
-            cores.
+        threads: how many work on samples with `workers="here"`, and how many copy rows or columns
+            of remote data in an engine if there is no transform; by default at most this rank's
+            share of the cores.
         tiers: memory and disk of this node that keep what was read, fastest first:
             `[penstock.Memory("8GB"), penstock.Disk("/scratch", "200GB")]`. All ranks and all jobs
             on the node share them.
@@ -325,11 +327,11 @@ class Loader:
         if self.importance is not None:
             total = stream_of(self._options, world).global_batch_size
             self.importance.begin(span.start, world, total, part)
-            self.importance.seen = _seer(weakref.ref(self))
+            self.importance.seen = _cluster_stats_of(weakref.ref(self))
         # Before the run: its threads record with the same recorder.
         recorder = recorder_for(self._options, world)
-        run, holds = self._run(span, world, only_asked)
-        self._moves = _mover(weakref.ref(self), end_epoch)
+        run, keeps_alive = self._run(span, world, only_asked)
+        self._moves = _moves_of(weakref.ref(self), end_epoch)
         if recorder is not None:
             record_start(recorder, self._options, world, str(self._choice))
         iteration = Iteration(
@@ -339,7 +341,7 @@ class Loader:
             delivered=self._moves,
             recorded=self._recorded(recorder, is_staged=only_asked is not None),
             windows=self._differential() if only_asked is None else None,
-            holds=holds,
+            keeps_alive=keeps_alive,
         )
         self._current = weakref.ref(iteration)
         return iteration
@@ -375,7 +377,7 @@ class Loader:
         start = RunStart(world=world, span=span)
         importance = self.importance
         scores = None if importance is None else importance.scores
-        if self._choose().apart:
+        if self._choose().uses_engine_process:
             client = self._client
             assert client is not None
             if only_asked is None:
@@ -394,8 +396,8 @@ class Loader:
         if importance is not None:
             importance.forward_to(engine.observed)
         if only_asked is None:
-            return ThreadedRun(runner), engine.holds
-        return StagedThreadedRun(runner, only_asked=only_asked), engine.holds
+            return ThreadedRun(runner), engine.opened_tiers
+        return StagedThreadedRun(runner, only_asked=only_asked), engine.opened_tiers
 
     def _choose(self) -> WorkerChoice:
         """Decide where batches are made, once for a data set."""
@@ -405,7 +407,7 @@ class Loader:
             self._engine = self._client = self._end_metrics = None
             facts, payload = facts_of(self._options)
             self._choice = choose_workers(facts)
-            if self._choice.apart:
+            if self._choice.uses_engine_process:
                 self._client = EngineClient(self._options, payload)
             elif facts.unpicklable and self._options.workers == "auto":
                 _log.warning("batches are made %s", self._choice)
@@ -560,7 +562,7 @@ class Loader:
             return f"nowhere: {error}"
 
 
-def _seer(loader: weakref.ref[Loader]) -> Callable[[], ClusterStats]:
+def _cluster_stats_of(loader: weakref.ref[Loader]) -> Callable[[], ClusterStats]:
     """Return a function that asks a loader for its engine's state, without keeping the loader."""
 
     def seen() -> ClusterStats:
@@ -570,7 +572,7 @@ def _seer(loader: weakref.ref[Loader]) -> Callable[[], ClusterStats]:
     return seen
 
 
-def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[BatchSlot], None]:
+def _moves_of(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[BatchSlot], None]:
     """Return the function that moves the loader's cursor when a batch is delivered."""
 
     def delivered(slot: BatchSlot) -> None:

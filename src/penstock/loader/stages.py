@@ -18,11 +18,11 @@ from typing import Any
 
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.engine import RunStart
-from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.fetch_answers import FetchedJob
 from penstock.engine.job import BatchSlot
 from penstock.engine.messages import LossNotice
 from penstock.engine.peers.forks import close_in_children
+from penstock.engine.process_errors import unpacked_error
 from penstock.engine.runner import Runner
 from penstock.errors import StateError
 from penstock.loader.engine_client import EngineClient

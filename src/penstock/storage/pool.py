@@ -58,7 +58,7 @@ class ReadPool:
         self._executor: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
-        self._executor = ThreadPoolExecutor(self.num_threads, thread_name_prefix="penstock-read")
+        self._executor = ThreadPoolExecutor(self.num_threads, thread_name_prefix="penstock-pool")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -421,9 +421,9 @@ class Tiers:
         self.shape = shape
         self._is_placed = placed
         nowhere = SpanPlaces.nowhere if shape.is_computed else UnitPlaces.nowhere
-        self._spread: SpanPlaces | UnitPlaces = nowhere(shape, len(self.tiers))
+        self._own_places: SpanPlaces | UnitPlaces = nowhere(shape, len(self.tiers))
         parts = [tier.part for tier in self.tiers]
-        self._take(places_of(shape, parts) if placed else self._spread)
+        self._take(places_of(shape, parts) if placed else self._own_places)
         self._files = [tier.files for tier in self.tiers]
 
     def _take(self, places: TierPlacement) -> None:
@@ -445,17 +445,17 @@ class Tiers:
         assert not self._is_placed, "only after open_tiers(…, placed=False)"
         assert span_bytes > 0, f"{span_bytes=}"
         assert len(spans) * span_bytes >= self.shape.size_bytes, f"{len(spans)=} {span_bytes=}"
-        before, capacities = self._spread, [tier.capacity_bytes for tier in self.tiers]
-        self._spread = before.with_spans(self.shape, span_bytes, spans, capacities)
+        before, capacities = self._own_places, [tier.capacity_bytes for tier in self.tiers]
+        self._own_places = before.with_spans(self.shape, span_bytes, spans, capacities)
         for number, tier in enumerate(self.tiers):
-            added_bytes = self._spread.placed_bytes[number] - before.placed_bytes[number]
+            added_bytes = self._own_places.placed_bytes[number] - before.placed_bytes[number]
             announce_fill(tier.files, spans, added_bytes, self.shape.size_bytes)
-        self._take(self._spread)
+        self._take(self._own_places)
 
     def begin_moving(self) -> None:
         """Let units come and go from now on, by `keep` and `drop`."""
         assert not self._is_placed, "only after open_tiers(…, placed=False)"
-        assert isinstance(self._spread, UnitPlaces), "only where units are known one by one"
+        assert isinstance(self._own_places, UnitPlaces), "only where units are known one by one"
         for tier in self.tiers:
             tier.is_moving = True
             if not tier.files.can_punch():
@@ -473,16 +473,16 @@ class Tiers:
 
     def keep(self, units: Ints, number: int) -> None:
         """Let units belong to a tier; whoever uses one of them fetches it there."""
-        assert isinstance(self._spread, UnitPlaces)
-        self._spread.put(units, number)
+        assert isinstance(self._own_places, UnitPlaces)
+        self._own_places.put(units, number)
 
     def drop(self, unit: int) -> bool:
         """Let a unit belong to no tier and give back its room; False if it is being filled."""
-        assert isinstance(self._spread, UnitPlaces)
+        assert isinstance(self._own_places, UnitPlaces)
         number = self.tier_of_one(unit)
         if number != NOWHERE and not self.tiers[number].drop(unit):
             return False
-        self._spread.put(np.array([unit]), NOWHERE)
+        self._own_places.put(np.array([unit]), NOWHERE)
         return True
 
     @property

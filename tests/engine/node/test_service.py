@@ -224,7 +224,7 @@ def test_a_request_waits_while_ranks_fill_and_learns_their_cursor(start: Start) 
     assert job.node.progress(RUN, RunStatus(cursor=7, is_filling=True)) == ()
     job.fill(range(1))
     answer, _ = ask(node, [0])
-    assert answer.cursor == 7
+    assert answer.progress_mark == 7
     filler = threading.Timer(0.2, lambda: job.fill(range(1, 2)))
     filler.start()
     answer, data = ask(node, [1], wait_s=20)
@@ -255,7 +255,7 @@ def test_a_job_finds_a_service_that_was_started_anew(start: Start) -> None:
     again = start()
     job.node.progress(RUN, RunStatus(cursor=3, is_filling=True))
     answer, data = ask(again, [2])
-    assert (answer.cursor, data) == (3, unit_bytes(2))
+    assert (answer.progress_mark, data) == (3, unit_bytes(2))
     job.end()
 
 

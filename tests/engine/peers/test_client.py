@@ -80,7 +80,7 @@ def liar(
 def an_answer(number: int, payload_bytes: int, num_ranges: int = 1) -> bytes:
     return wire.pack_answer(
         number,
-        cursor=0,
+        progress_mark=0,
         payload_bytes=payload_bytes,
         gossip=b"",
         is_here=bytes([1]) * num_ranges,

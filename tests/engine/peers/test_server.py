@@ -162,7 +162,7 @@ def test_a_parked_ask_is_answered_when_another_process_has_filled_it(tmp_path: P
         in_child(lambda: fill(a.tiers, [1]))
         assert waiting.is_right()
         answer = waiting.answer()
-        assert (answer.absent, answer.was_parked, answer.cursor) == ((), True, 9)
+        assert (answer.absent, answer.was_parked, answer.progress_mark) == ((), True, 9)
         assert a.server.counts()["parked"] == 0
 
 
@@ -343,7 +343,7 @@ class Endless(Shelf):
             file.truncate(64 * 2**20)
         self._file = HeldFile(os.open(path, os.O_RDONLY), close=True)
 
-    def cursor(self) -> int:
+    def progress_mark(self) -> int:
         return 0
 
     def is_filling(self) -> bool:
@@ -374,7 +374,7 @@ def test_a_reader_that_does_not_read_blocks_nobody_and_is_dropped(
 def test_reading_stops_where_too_much_is_unanswered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_connection, "COST_MAX", 100)
+    monkeypatch.setattr(server_connection, "CONNECTION_COST_MAX", 100)
     with node(tmp_path, filled=False) as a, client() as c, known(a.address) as sock:
         for number in range(50):
             sock.sendall(wire.pack_ask(number, SHELF, ranges_of([5, 5]), 600, b""))

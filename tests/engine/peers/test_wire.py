@@ -26,7 +26,7 @@ def an_answer(number: int, num: int) -> bytes:
     is_here = (np.arange(num) % 3 > 0).tobytes()
     return wire.pack_answer(
         number,
-        cursor=-5,
+        progress_mark=-5,
         payload_bytes=17,
         gossip=b"gossip",
         is_here=is_here,
@@ -94,7 +94,7 @@ def test_an_answer_comes_out_as_it_went_in() -> None:
     frame = decoder.next()
     assert frame is not None
     answer = wire.parse_answer(frame.body)
-    assert (answer.cursor, answer.payload_bytes, answer.gossip) == (-5, 17, b"gossip")
+    assert (answer.progress_mark, answer.payload_bytes, answer.gossip) == (-5, 17, b"gossip")
     assert answer.is_here == b"\0\1\1\0"
     assert answer.sums == (0, 2**60, 2**61, 3 * 2**60)
     target = bytearray(100)

@@ -35,7 +35,7 @@ class Filling:
         self.position = 0
         self.is_on = True
 
-    def cursor(self) -> int:
+    def progress_mark(self) -> int:
         return self.position
 
     def is_filling(self) -> bool:
@@ -71,7 +71,9 @@ class Node:
         self.tiers: Tiers = open_tiers([Memory("1MB", folder=path)], SHAPE)
         self.filling = Filling()
         self.shelves = Shelves()
-        self.shelves.add(TierShelf(SHELF, self.tiers, self.filling.cursor, self.filling.is_filling))
+        self.shelves.add(
+            TierShelf(SHELF, self.tiers, self.filling.progress_mark, self.filling.is_filling)
+        )
         settings: dict[str, object] = {
             "name": "node-a",
             "shelves": self.shelves,

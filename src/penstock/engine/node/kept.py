@@ -174,9 +174,9 @@ class KeptShelf(Shelf):
         self._spoilt: set[int] = set()
         """Units that their device could not read."""
 
-    def cursor(self) -> int:
+    def progress_mark(self) -> int:
         """Return how far the run's ranks on this node have filled."""
-        return self._progress.cursor
+        return self._progress.progress_mark
 
     def is_filling(self) -> bool:
         """Return whether any of them is still filling."""
@@ -244,5 +244,5 @@ class KeptShelf(Shelf):
 class RunProgress:
     """How far a run's ranks on this node have filled; all shelves of the run share it."""
 
-    cursor: int = 0
+    progress_mark: int = 0
     is_filling: bool = False

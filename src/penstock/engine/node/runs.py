@@ -276,8 +276,8 @@ def _update_progress(run: _ServedRun) -> None:
     """
     filling = [report for report in run.reports.values() if report.is_filling]
     run.progress.is_filling = bool(filling) or bool(run.clients - set(run.reports))
-    cursors = [report.cursor for report in filling or run.reports.values()]
-    run.progress.cursor = max(run.progress.cursor, min(cursors, default=0))
+    marks = [report.cursor for report in filling or run.reports.values()]
+    run.progress.progress_mark = max(run.progress.progress_mark, min(marks, default=0))
 
 
 def _status(run: _ServedRun) -> RunStatus:
@@ -286,7 +286,7 @@ def _status(run: _ServedRun) -> RunStatus:
         _merged([run.past, *reports]),
         run=run.run_id.hex(),
         dataset=run.dataset,
-        cursor=run.progress.cursor,
+        cursor=run.progress.progress_mark,
         is_filling=run.progress.is_filling,
         suspects=_union(report.suspects for report in reports),
     )

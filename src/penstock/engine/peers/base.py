@@ -3,7 +3,7 @@
 A *shelf* is the tiers of one data set on one node; its name is 16 bytes that every node of a run
 computes alike. An `Ask` is a request for ranges of units. Its coordinates are those of the tier's
 data file, so a server needs no data set, no index and no store. An `Answer` says which ranges came,
-the checksum that each whole unit was written with, and how far the node has filled its tiers.
+the checksum that each whole unit was written with, and whether the node makes progress.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Answer:
     sums: tuple[int, ...]
     """By range: the xxh3_64 of its whole unit, as its tier wrote it, or of the part that was sent
     (`part_sums`); 0 where absent."""
-    cursor: int
+    progress_mark: int
+    """The peer's `Shelf.progress_mark` when it answered."""
     was_parked: bool
     seconds: float
     """From the request, or from the end of parking, to the last byte."""
@@ -131,8 +132,11 @@ class Shelf:
 
     name: bytes
 
-    def cursor(self) -> int:
-        """Return the position in the global order up to which all home units are there."""
+    def progress_mark(self) -> int:
+        """Return a number that changes while this node makes progress.
+
+        Clients only compare it with the last one that they saw.
+        """
         raise NotImplementedError
 
     def is_filling(self) -> bool:

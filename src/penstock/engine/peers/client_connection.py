@@ -29,12 +29,13 @@ HEAD_BYTES = 512
 TURN_BYTES = 4 * 2**20
 """Bytes read from one connection before the others have their turn."""
 WAKE_BYTES = 64 * 2**10
-"""Payload bytes that are worth waking up for. A link that brings fewer within `SILENCE_S` counts as
-silent."""
+"""While a payload arrives, the kernel wakes the thread only when so many bytes are there, or the
+rest of the payload. So a link that brings fewer within `SILENCE_S` counts as silent."""
 ASKS_MAX = 4096
-COST_MAX = 2**17
-"""Bounds of the outstanding requests of one connection; the rest waits in the `PeerLink`. A server
-accepts twice this cost."""
+ASKER_COST_MAX = 2**17
+"""A client has at most so many requests, and requests of at most this cost (in ranges), outstanding
+on one connection. Further requests wait in the `PeerLink`. A server accepts twice this cost
+(`server_connection.CONNECTION_COST_MAX`), so our clients do not reach its bound."""
 _WASTE_BYTES = 64 * 2**10
 
 
@@ -74,7 +75,7 @@ class ClientConnection:
         """Whether the server has said that it takes no more requests."""
         self.peer = ""
         """The server's name, once it is proven."""
-        self.cursors: dict[bytes, tuple[int, float]] = {}
+        self.progress_marks: dict[bytes, tuple[int, float]] = {}
         """By shelf: how far it is filled, and when that last changed."""
         self.outstanding: dict[int, PendingAsk] = {}
         self.cost = 0
@@ -93,7 +94,7 @@ class ClientConnection:
     @property
     def has_room(self) -> bool:
         """Return whether another request may be sent now."""
-        return len(self.outstanding) < ASKS_MAX and self.cost < COST_MAX
+        return len(self.outstanding) < ASKS_MAX and self.cost < ASKER_COST_MAX
 
     def interest(self) -> int:
         """Return the selector events to wait for."""
@@ -219,8 +220,8 @@ class ClientConnection:
 
     def _on_frame(self, frame: Frame, now_s: float) -> None:
         if frame.kind == wire.BEAT:
-            for shelf, cursor in wire.parse_beat(frame.body).items():
-                self._moved(shelf, cursor, now_s)
+            for shelf, progress_mark in wire.parse_beat(frame.body).items():
+                self._moved(shelf, progress_mark, now_s)
         elif frame.kind == wire.PARKED:
             pending = self._pending(frame.number)
             if pending.ask is None:
@@ -236,10 +237,10 @@ class ClientConnection:
         else:
             raise handshake.RefusedError(handshake.reason_in(frame))
 
-    def _moved(self, shelf: bytes, cursor: int, now_s: float) -> None:
-        before = self.cursors.get(shelf)
-        if before is None or before[0] != cursor:
-            self.cursors[shelf] = (cursor, now_s)
+    def _moved(self, shelf: bytes, progress_mark: int, now_s: float) -> None:
+        before = self.progress_marks.get(shelf)
+        if before is None or before[0] != progress_mark:
+            self.progress_marks[shelf] = (progress_mark, now_s)
 
     def _pending(self, number: int) -> PendingAsk:
         pending = self.outstanding.get(number)
@@ -262,7 +263,7 @@ class ClientConnection:
             raise WireError(fault)
         if answer.gossip:
             self._link.hear(answer.gossip)
-        self._moved(pending.ask.shelf, answer.cursor, now_s)
+        self._moved(pending.ask.shelf, answer.progress_mark, now_s)
         began_s = pending.asked_s if pending.parked_s is None else now_s
         arriving = _ArrivingAnswer(pending, answer, began_s, deque())
         self._arriving, self._arriving_number = arriving, frame.number
@@ -299,7 +300,7 @@ class ClientConnection:
             Answer(
                 absent=absent,
                 sums=answer.sums,
-                cursor=answer.cursor,
+                progress_mark=answer.progress_mark,
                 was_parked=pending.parked_s is not None,
                 seconds=seconds,
             )

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 SILENCE_S = 2.0
 """A peer that sends nothing for so long while an answer is due is lost."""
 STUCK_S = 5.0
-"""A peer whose cursor does not move for so long while requests are parked there is stuck."""
+"""A peer whose progress mark does not change for so long while requests are parked there is
+stuck."""
 NEXT_S = 0.25
 """After this time the next address is tried beside the ones before."""
 _WORST_FIRST = ("refused", "broken", "lost")
@@ -287,8 +288,8 @@ class PeerLink:
         self._next_at_s += slept_s
         for connection in self._all():
             connection.heard_s += slept_s
-            for shelf, (cursor, moved_s) in connection.cursors.items():
-                connection.cursors[shelf] = (cursor, moved_s + slept_s)
+            for shelf, (progress_mark, moved_s) in connection.progress_marks.items():
+                connection.progress_marks[shelf] = (progress_mark, moved_s + slept_s)
             for pending in connection.outstanding.values():
                 if pending.parked_s is not None:
                     pending.parked_s += slept_s
@@ -329,5 +330,5 @@ def kind_of(error: Exception, *, is_ready: bool) -> str:
 def _is_stuck(pending: PendingAsk, connection: ClientConnection, now_s: float) -> bool:
     if pending.parked_s is None or pending.is_finished or pending.ask is None:
         return False
-    _, moved_s = connection.cursors.get(pending.ask.shelf, (0, 0.0))
+    _, moved_s = connection.progress_marks.get(pending.ask.shelf, (0, 0.0))
     return now_s - max(pending.parked_s, moved_s) > STUCK_S

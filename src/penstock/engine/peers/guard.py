@@ -1,4 +1,7 @@
-"""What protects threads that all peers share: failing callbacks and floods of warnings."""
+"""Calls callbacks from shared peer threads; an error is logged and does not end the thread.
+
+Other hosts can cause some warnings as often as they like, so the log of these is rate-limited.
+"""
 
 from __future__ import annotations
 

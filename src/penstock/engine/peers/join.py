@@ -69,7 +69,7 @@ def join(
 ) -> Joined:
     """Meet the other nodes and return what all have agreed on.
 
-    `key` tells the meetings of one process apart: it must differ for each loader and each iteration
+    `key` tells the meetings of one process apart: it must differ for each loader, which joins once,
     and be the same on all ranks. `mine` is None on ranks that are not the first of their node.
     `digest` must be the same everywhere; if it is a mapping, the error names the entry that
     differs. `run` names the job if its launcher does not.

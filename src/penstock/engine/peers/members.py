@@ -10,10 +10,10 @@ Reports travel as gossip in requests and answers (`facts`). A report holds until
 the node again or the node comes back as a new incarnation. A node that learns of a report about
 itself goes on serving and announces that it is there; those who suspect it then try it at once.
 
-Reports by lost nodes do not count, or the last report of a dead node would hold for ever. This rule
-can be circular, for instance if two halves of a job report each other. Applied repeatedly, it then
-alternates between two sets; `lost` is the smaller one, in which no reporter is in doubt. A wrong
-view costs extra bytes from the store, never a sample.
+Reports by lost nodes do not count, or the last report of a dead node would hold for ever. So the
+lost are computed in rounds: start with nobody lost, count the reports, drop those of the lost, and
+repeat. If two halves of a job report each other, some nodes are lost in every other round; these
+count as not lost. A wrong view costs extra bytes from the store, never a sample.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Members:
             self._clear(node, at_s)
             if was_reported:
                 self._report(node, stands=False)
-                self._settle(at_s)
+                self._update_lost(at_s)
 
     def silent(self, peer: str, kind: str, at_s: float) -> None:
         """Note that a peer failed; `kind` is one of those of `PeerError`."""
@@ -210,14 +210,14 @@ class Members:
         if kind != "stuck" and node not in self._suspected:
             self._suspected.add(node)
             self._report(node, stands=True)
-            self._settle(at_s)
+            self._update_lost(at_s)
 
     def announce(self, mine: Member, at_s: float) -> None:
         """Announce that this node has restarted, perhaps at other addresses."""
         assert mine.node == self._me, mine
         self._take_record(record_of(mine), at_s)
         self._facts.carry_record(self._me)
-        self._settle(at_s)
+        self._update_lost(at_s)
 
     def say(self) -> bytes:
         """Return the gossip to send; empty while nothing has changed."""
@@ -235,7 +235,7 @@ class Members:
             self._heard_last[peer] = mark
         taken = [self._take(fact, at_s) for fact in facts]
         if any(taken):
-            self._settle(at_s)
+            self._update_lost(at_s)
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Members:
         state.kind, state.retry_at_s, state.cleared_at_s = "", -math.inf, at_s
         self._suspected.discard(node)
 
-    def _settle(self, at_s: float) -> None:
+    def _update_lost(self, at_s: float) -> None:
         """Compute again who is lost, and note the changes."""
         lost = self._voted_out()
         if lost == self._lost:
@@ -305,7 +305,7 @@ class Members:
         self.version += 1
 
     def _voted_out(self) -> frozenset[int]:
-        """Return the smaller of the two sets between which the rule alternates."""
+        """Return the nodes that are lost in every round, once the rounds repeat themselves."""
         low: frozenset[int] = frozenset()
         for _ in range(len(self._members) + 1):
             high = self._voted(low)

@@ -237,14 +237,14 @@ class RequestRouter:
         """Remove and return the parked requests of a connection."""
         return [r for parking in self.parked.values() for r in parking.take_of(connection)]
 
-    def cursors(self) -> dict[object, dict[bytes, int]]:
-        """Return, by connection, the cursors of the shelves for which requests are parked."""
+    def progress_marks(self) -> dict[object, dict[bytes, int]]:
+        """Return, by connection, the progress marks of shelves that have parked requests."""
         out: dict[object, dict[bytes, int]] = {}
         for name, parking in self.parked.items():
             shelf = self.serving.shelves.get(name)
-            cursor = guarded(0, shelf.cursor) if shelf is not None else 0
+            progress_mark = guarded(0, shelf.progress_mark) if shelf is not None else 0
             for request in parking:
-                out.setdefault(request.connection, {})[name] = cursor
+                out.setdefault(request.connection, {})[name] = progress_mark
         return out
 
     def _answer(
@@ -256,7 +256,7 @@ class RequestRouter:
         gossip = guarded(b"", self.serving.gossip(connection.run_id).say)
         head = wire.pack_answer(
             request.number,
-            cursor=guarded(0, shelf.cursor) if shelf is not None else 0,
+            progress_mark=guarded(0, shelf.progress_mark) if shelf is not None else 0,
             payload_bytes=payload_bytes,
             gossip=gossip if gossip != connection.said else b"",
             is_here=is_here,

@@ -16,7 +16,7 @@ from penstock.engine.peers.base import ABSENT, HeldFile, Lookup, Shelf
 from penstock.engine.peers.wire import FEW, INSIDE, LENGTH, UNIT_OFFSET, Ints
 
 COST_OF_ONE = 8
-"""The fixed cost of a request, in ranges."""
+"""Added to the number of ranges, so that requests for nothing have a cost, too."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

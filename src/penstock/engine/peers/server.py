@@ -5,7 +5,8 @@
     ...
     server.stop(drain_s=5)
 
-Each node has one server with two threads (`server_loop`); only disk reads can block them. The
+Each loader has a server on each node, or all loaders of a host share that of `penstock node`. A
+server has two threads (`server_loop`); only disk reads can block them. The
 server knows no data sets: a range is a place in a tier's file (`shelf`). A client that has not
 proven itself costs a descriptor and a few hundred bytes, for a few seconds at most.
 """

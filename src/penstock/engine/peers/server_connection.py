@@ -29,8 +29,9 @@ TURN_BYTES = 2**20
 BUFFERS_MAX = 256
 """Buffers in one system call."""
 READ_BYTES = 64 * 2**10
-COST_MAX = 2**18
-"""Bound of one connection's unanswered requests, in ranges."""
+CONNECTION_COST_MAX = 2**18
+"""A server reads no more from a connection while its unanswered requests cost this much, in
+ranges."""
 
 
 class GoneError(Exception):
@@ -71,7 +72,7 @@ class ServerConnection:
     @property
     def is_full(self) -> bool:
         """Return whether the bounds allow no more requests for now."""
-        return self.cost >= COST_MAX or not self._loop.has_room()
+        return self.cost >= CONNECTION_COST_MAX or not self._loop.has_room()
 
     @property
     def has_output(self) -> bool:

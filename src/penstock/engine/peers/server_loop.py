@@ -38,8 +38,9 @@ STRANGERS_MAX = 256
 """Connections of a loop whose clients have not proven themselves."""
 CONNECTIONS_MAX = 8192
 """Connections of a loop."""
-COST_MAX = 2**21
-"""Bound of a loop's unanswered requests, in ranges of 40 bytes each."""
+LOOP_COST_MAX = 2**21
+"""A loop reads no more from any connection while the unanswered requests of all of them cost this
+much, in ranges of 40 bytes each. At half of it requests are no longer parked."""
 ACCEPTS_MAX = 64
 """Connections accepted in one turn."""
 PAUSE_S = 0.25
@@ -65,7 +66,7 @@ class ServerLoop:
         self._deal = deal
         """Passes an accepted socket to one of the loops."""
         self.router = RequestRouter(serving, settled=self._resume_later)
-        self.router.has_room_to_park = lambda: self._cost < COST_MAX // 2
+        self.router.has_room_to_park = lambda: self._cost < LOOP_COST_MAX // 2
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -128,7 +129,7 @@ class ServerLoop:
 
     def has_room(self) -> bool:
         """Return whether the bound of all connections together allows another request."""
-        return self._cost < COST_MAX
+        return self._cost < LOOP_COST_MAX
 
     def add_cost(self, cost: int) -> None:
         """Count the cost of a request; negative: the request is gone."""
@@ -321,13 +322,13 @@ class ServerLoop:
             self._listen()
 
     def _beat(self, now_s: float) -> None:
-        cursors = self.router.cursors()
+        progress_marks = self.router.progress_marks()
         for connection in list(self._connections):
             # Bytes that wait to be sent prove as much as a heartbeat. A connection that is held up
             # has sent requests that were not even read: its client waits for an answer, too.
             is_waiting = connection.cost or connection in self._held_up
             if is_waiting and not connection.has_output:
-                head = wire.pack_beat(cursors.get(connection, {}))
+                head = wire.pack_beat(progress_marks.get(connection, {}))
                 connection.put(OutgoingFrame(head=memoryview(head)))
                 self._serve(connection, selectors.EVENT_WRITE, now_s)
 

@@ -31,7 +31,7 @@ class TierShelf(Shelf):
         self,
         name: bytes,
         tiers: Tiers,
-        cursor: Callable[[], int],
+        progress_mark: Callable[[], int],
         is_filling: Callable[[], bool],
         are_at_home: Callable[[Ints], bool] = lambda units: True,
     ) -> None:
@@ -40,15 +40,15 @@ class TierShelf(Shelf):
         self.name = name
         self._tiers = tiers.tiers
         self._num_units = tiers.shape.num_units
-        self._cursor = cursor
+        self._progress_mark = progress_mark
         self._is_filling = is_filling
         self._are_at_home = are_at_home
         self._files: tuple[HeldFile, ...] | None = None
         self._sizes = np.zeros(len(self._tiers), np.int64)
 
-    def cursor(self) -> int:
-        """Return the position in the global order up to which all home units are there."""
-        return self._cursor()
+    def progress_mark(self) -> int:
+        """Return a number that changes while this node makes progress."""
+        return self._progress_mark()
 
     def is_filling(self) -> bool:
         """Return whether absent units may still come: filling goes on."""

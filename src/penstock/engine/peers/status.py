@@ -72,7 +72,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     dataset: _Text = ""
     """Its URI, for people."""
     cursor: int = 0
-    """The position in the global order up to which the node has filled its part."""
+    """The progress mark of the node (`Shelf.progress_mark`)."""
     is_filling: bool = False
     reads: ReadCounts = ReadCounts()
     links: Annotated[tuple[LinkStatus, ...], Meta(max_length=LINKS_MAX)] = ()

@@ -49,7 +49,7 @@ ASK, PARKED, ANSWER, BEAT, STATUS_ASK, STATUS, BYE = 16, 17, 18, 19, 20, 21, 22
 HEAD = struct.Struct("<B3xIQ")
 _ASK = struct.Struct(f"<{SHELF_BYTES}sIHH")
 _ANSWER = struct.Struct("<qIHH")
-_CURSOR = struct.Struct(f"<{SHELF_BYTES}sq")
+_MARK = struct.Struct(f"<{SHELF_BYTES}sq")
 RANGE_BYTES = 5 * 8
 HELLO_BYTES_MAX = 256
 BODY_BYTES_MAX = {
@@ -61,7 +61,7 @@ BODY_BYTES_MAX = {
     ASK: _ASK.size + GOSSIP_BYTES_MAX + RANGES_MAX * RANGE_BYTES,
     PARKED: 0,
     ANSWER: _ANSWER.size + GOSSIP_BYTES_MAX + RANGES_MAX * 9,
-    BEAT: SHELVES_MAX * _CURSOR.size,
+    BEAT: SHELVES_MAX * _MARK.size,
     STATUS_ASK: 0,
     STATUS: STATUS_BYTES_MAX,
     BYE: 0,
@@ -219,7 +219,7 @@ def _too_long(total: float) -> str:
 class AnswerFrame:
     """The contents of an ANSWER; its payload follows."""
 
-    cursor: int
+    progress_mark: int
     payload_bytes: int
     gossip: bytes
     is_here: bytes
@@ -230,7 +230,7 @@ class AnswerFrame:
 def pack_answer(
     number: int,
     *,
-    cursor: int,
+    progress_mark: int,
     payload_bytes: int,
     gossip: bytes,
     is_here: bytes,
@@ -238,7 +238,7 @@ def pack_answer(
 ) -> bytes:
     """Return an ANSWER frame, without its payload."""
     assert len(gossip) <= GOSSIP_BYTES_MAX, len(gossip)
-    fixed = _ANSWER.pack(cursor, payload_bytes, len(is_here), len(gossip))
+    fixed = _ANSWER.pack(progress_mark, payload_bytes, len(is_here), len(gossip))
     return framed(ANSWER, number, b"".join((fixed, gossip, is_here, sums.tobytes())))
 
 
@@ -246,7 +246,7 @@ def parse_answer(body: bytes) -> AnswerFrame:
     """Return the contents of an ANSWER."""
     if len(body) < _ANSWER.size:
         raise WireError(f"an answer of {len(body)} bytes")
-    cursor, payload_bytes, num_ranges, num_gossip = _ANSWER.unpack_from(body)
+    progress_mark, payload_bytes, num_ranges, num_gossip = _ANSWER.unpack_from(body)
     begin = _ANSWER.size + num_gossip
     end = begin + num_ranges
     if num_gossip > GOSSIP_BYTES_MAX or len(body) != end + num_ranges * 8:
@@ -256,7 +256,7 @@ def parse_answer(body: bytes) -> AnswerFrame:
         raise WireError("an answer whose marks of ranges are neither 0 nor 1")
     sums = struct.unpack_from(f"<{num_ranges}Q", body, end)
     gossip = body[_ANSWER.size : begin]
-    return AnswerFrame(cursor, payload_bytes, gossip, is_here, sums)
+    return AnswerFrame(progress_mark, payload_bytes, gossip, is_here, sums)
 
 
 def fault_in_answer(answer: AnswerFrame, lengths: Sequence[int]) -> str:
@@ -271,17 +271,19 @@ def fault_in_answer(answer: AnswerFrame, lengths: Sequence[int]) -> str:
     return ""
 
 
-def pack_beat(cursors: Mapping[bytes, int]) -> bytes:
+def pack_beat(progress_marks: Mapping[bytes, int]) -> bytes:
     """Return a BEAT frame: the server is alive, and this is how far its shelves are filled."""
-    some = list(cursors.items())[:SHELVES_MAX]
-    return framed(BEAT, 0, b"".join(_CURSOR.pack(shelf, cursor) for shelf, cursor in some))
+    some = list(progress_marks.items())[:SHELVES_MAX]
+    return framed(
+        BEAT, 0, b"".join(_MARK.pack(shelf, progress_mark) for shelf, progress_mark in some)
+    )
 
 
 def parse_beat(body: bytes) -> dict[bytes, int]:
-    """Return the cursors in a BEAT."""
-    if len(body) % _CURSOR.size:
+    """Return the progress marks in a BEAT."""
+    if len(body) % _MARK.size:
         raise WireError(f"a beat of {len(body)} bytes")
-    return dict(_CURSOR.iter_unpack(body))
+    return dict(_MARK.iter_unpack(body))
 
 
 def pack_status(number: int, status: Mapping[str, Any]) -> bytes:

@@ -46,7 +46,7 @@ _DEATHS_MAX = 16
 """Parser processes that the samples of one run may end: each takes a third of a second to start."""
 
 
-def reads_apart(bound: BoundPart, names: Iterable[str]) -> bool:
+def reads_in_parser(bound: BoundPart, names: Iterable[str]) -> bool:
     """Return whether samples, with these fields decoded, are read in a parser process.
 
     They are where that runs code that can end its process, and the format can be sent to another.
@@ -81,7 +81,7 @@ def _format_bytes(bound: BoundPart) -> bytes | None:
     return b"" if is_known(_inner(bound)) else packed(_inner(bound))
 
 
-class ApartSamples:
+class SamplesInParser:
     """Samples with their bytes, which are parsed in another process."""
 
     def __init__(
@@ -103,12 +103,12 @@ class ApartSamples:
     @classmethod
     def alone(
         cls, bound: BoundPart, ids: Ints, raws: Sequence[Sequence[memoryview]]
-    ) -> ApartSamples:
+    ) -> SamplesInParser:
         """Return samples that are addressed alone."""
         return cls(bound, excerpt_of(bound.part, ids), ids.tolist(), raws)
 
     @classmethod
-    def of_block(cls, bound: BoundPart, number: int, raw: memoryview) -> ApartSamples:
+    def of_block(cls, bound: BoundPart, number: int, raw: memoryview) -> SamplesInParser:
         """Return the samples of a block."""
         first, stop = bound.part.tables[0].block_starts()[number : number + 2].tolist()
         # A range, not an array: a small block may claim billions of rows of nothing.

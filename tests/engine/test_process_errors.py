@@ -1,6 +1,6 @@
 """Exceptions on their way to another process."""
 
-from penstock.engine.errors_apart import packed_error, unpacked_error
+from penstock.engine.process_errors import packed_error, unpacked_error
 from penstock.errors import OptionError, WorkerError
 
 
