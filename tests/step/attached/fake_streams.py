@@ -10,6 +10,7 @@ to take it and to give it back are writes of that stream, which may use it for s
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,20 +48,33 @@ class Stream:
         self.wait_event(other.record_event())
 
 
-_current = [Stream()]
+_default = Stream()
+
+
+class _Current(threading.local):
+    """The streams that a thread has made current; torch keeps them for each thread, too.
+
+    A thread that answers a rank which saves takes a stream of its own meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.streams = [_default]
+
+
+_current = _Current()
 
 
 def current_stream(device: object = None) -> Stream:
-    return _current[-1]
+    return _current.streams[-1]
 
 
 @contextmanager
 def on(stream: Stream) -> Iterator[None]:
-    _current.append(stream)
+    _current.streams.append(stream)
     try:
         yield
     finally:
-        _current.pop()
+        _current.streams.pop()
 
 
 @contextmanager
