@@ -137,11 +137,15 @@ def _place(arrays: Mapping[str, Array], start: int) -> tuple[dict[str, Any], int
 def write_columns(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
     """Write a column file; visible under its name only when it is whole and on disk."""
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}")
-    with temporary.open("wb") as file:
-        _write_columns(file, arrays, meta)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            _write_columns(file, arrays, meta)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # Listings hide it, so nobody else would remove it.
+        raise
 
 
 def column_bytes(arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> bytes:

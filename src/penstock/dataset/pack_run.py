@@ -193,7 +193,8 @@ def pack_shard(packing: Packing, number: int) -> IndexedUnit:
         number=number,
         name=part_name(number),
         outline=outline_of(part, number),
-        held=part if packing.holds else None,
+        # One of an earlier run may be mapped and hold a descriptor: it is read again in the end.
+        held=part if packing.holds and not is_reused else None,
         is_reused=is_reused,
     )
 

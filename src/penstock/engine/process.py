@@ -379,12 +379,17 @@ class EngineProcess:
         with suppress(ChannelClosed):  # The front is gone; then `serve` ends as well.
             while True:
                 self._batches.wait()
+                failed = None
                 with self._hearing:
                     if self._batches.is_ready():
-                        self._hear_one()
+                        failed = self._hear_one()
+                # Not under the lock: to send may have to wait for the front, which may be waiting
+                # for the end of its iteration, and that for the lock.
+                if failed is not None:
+                    self.send(failed)
 
-    def _hear_one(self) -> None:
-        """Take the next notice of the front."""
+    def _hear_one(self) -> MadeBatches | None:
+        """Take the next notice of the front; return what to send if that failed."""
         taken: FrontNotice = pickle.loads(self._batches.receive()[0])
         for number, index in taken.released:
             self._outbox.release(number, index)
@@ -392,13 +397,15 @@ class EngineProcess:
             self._give_up(self._outbox.release(number, index))
         run = self._run
         if run is None or run.number != taken.run:
-            return
+            return None
+        failed = None
         try:
             for losses in taken.losses:
                 self._engine.observed(losses.steps, losses.closes_window)
         except BaseException as error:  # The thread that waits for the next batch raises it.
-            self.send(MadeBatches(run=run.number, error=packed_error(error)))
+            failed = MadeBatches(run=run.number, error=packed_error(error))
         run.notice(taken)
+        return failed
 
     def _give_up(self, memory: Any) -> None:
         """Never use again memory that a forked child may look at."""

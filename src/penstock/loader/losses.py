@@ -99,7 +99,7 @@ class SingleRankExchange:
 
     def begin(self, ids: Ints, losses: Any, mark: StepMark) -> PendingLosses:
         """Return the losses; from a GPU they are copied in the background."""
-        if hasattr(losses, "detach") and losses.device.type != "cpu":
+        if hasattr(losses, "detach") and losses.device.type == "cuda":
             module = importlib.import_module("penstock.loader.torch.losses")
             pending: PendingLosses = module.DeviceLosses(ids, losses)
             return pending

@@ -150,4 +150,4 @@ def identity_of(places: Sequence[TierPlace], beside: str) -> str:
     """
     disks = [place.root.path for place in places if place.kind == "disk"]
     folder, _, socket = beside.rpartition("/")
-    return identity_in(disks[0]) if disks else identity_in(folder, f"{socket}.identity")
+    return identity_in(disks[0]) if disks else identity_in(folder or "/", f"{socket}.identity")

@@ -83,6 +83,8 @@ class Absence:
         """Say that values are there again."""
         for at in range(len(self._params)) if which is None else which:
             self._params[at].__class__ = self._kinds[at]
+            # Of a save that failed: it would stand for the values when they are away again.
+            vars(self._params[at]).pop("_part", None)
 
     def absent(self) -> list[int]:
         """Return which are not there, by their place."""

@@ -110,6 +110,8 @@ class HostHandle:
     def end(self, error: BaseException | None = None) -> None:
         """Wake those who wait, then call what was to follow, unless the operation failed."""
         with self._lock:
+            if self._is_done:
+                return  # A callback that failed may end it a second time.
             self.error, self._is_done = error, True
             works, self._works = self._works, []
         # Before the callbacks: one of them may wait for this very operation.

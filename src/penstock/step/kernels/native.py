@@ -57,6 +57,9 @@ class Native(StagedKernel):
         super().__init__(body)
         self._functions: dict[Any, tuple[NativeText, Any]] = {}
 
+    def _prepare(self, stage: Stage, call: KernelCall) -> None:
+        self._function_of(stage, call)
+
     def _run(
         self, stage: Stage, call: KernelCall, values: dict[str, Any], ones: dict[str, Tensor]
     ) -> None:

@@ -27,6 +27,9 @@ class StagedKernel(ABC):
     def __call__(self, call: KernelCall) -> None:
         """Write the results into their tensors."""
         body = self._body
+        for stage in self._stages:
+            if stage.writes or stage.totals:
+                self._prepare(stage, call)
         values: dict[str, Any] = dict(call.inputs)
         ones: dict[str, Tensor] = {}
         for stage in self._stages:
@@ -42,6 +45,10 @@ class StagedKernel(ABC):
                     assert isinstance(out, Tensor)
                     out.copy_(ones[value] if value in ones else values[value])
                 values[name] = out
+
+    @abstractmethod
+    def _prepare(self, stage: Stage, call: KernelCall) -> None:
+        """Do what may fail, such as compiling, before the first stage overwrites a state."""
 
     @abstractmethod
     def _run(

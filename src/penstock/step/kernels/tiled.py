@@ -42,6 +42,9 @@ class Tiled(StagedKernel):
         # By thread: lanes may run kernels at the same time as the caller.
         self._scratch = threading.local()
 
+    def _prepare(self, stage: Stage, call: KernelCall) -> None:
+        """Nothing: tiles are calls of torch."""
+
     def _run(
         self, stage: Stage, call: KernelCall, values: dict[str, Any], ones: dict[str, Tensor]
     ) -> None:
