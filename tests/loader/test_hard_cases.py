@@ -147,7 +147,7 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
         RunContext(counters=Counters()),
         stage_bytes=10**6,
         runs=None,
-        measured=Fetcher(Flow(budget=FlowBudget(stage_bytes_max=1)), requests_max=1),
+        rates=Fetcher(Flow(budget=FlowBudget(stage_bytes_max=1)), requests_max=1),
     )
     _, reads = stager._stage_ranges(group)
     assert sorted(read._at.object for read in reads) == sorted(numbers.tolist())  # type: ignore[attr-defined]
